@@ -97,6 +97,14 @@ class RankEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class SignOfLife:
+    """The attempt got going: a rank reported progress. Before that, nothing restarts by itself."""
+
+    attempt: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     """Somebody wants the job down. `origin`: sigint | other | fail (our own fail policy)."""
 
@@ -141,6 +149,7 @@ Event = (
     | NodePhase
     | RankSpawned
     | RankEnded
+    | SignOfLife
     | StopRequested
     | RestartRequested
     | GraceExtended
@@ -158,6 +167,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
     "node_phase": NodePhase,
     "rank_spawned": RankSpawned,
     "rank_ended": RankEnded,
+    "sign_of_life": SignOfLife,
     "stop_requested": StopRequested,
     "restart_requested": RestartRequested,
     "grace_extended": GraceExtended,
