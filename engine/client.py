@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -187,8 +188,6 @@ def start_engine(paths: RunPaths, *, restart: bool = False) -> None:
     os.set_blocking(process.stdout.fileno(), False)
     said = b""
     deadline = time.monotonic() + START_TIMEOUT_S
-    import select
-
     while b"\n" not in said and (left := deadline - time.monotonic()) > 0:
         if not select.select([process.stdout], [], [], left)[0]:
             break

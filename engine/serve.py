@@ -11,6 +11,7 @@ import socket
 import struct
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -217,20 +218,13 @@ def update_frame(
     """One update: the snapshot without ranks, and those ranks that changed since `sent` (None: all)."""
     known: dict[int, RankView] = {} if sent is None else {r.rank: r for r in sent.ranks}
     changed = [r for r in snapshot.ranks if known.get(r.rank) is not r and known.get(r.rank) != r]
-    head: dict[str, Any] = {k: v for k, v in _without_ranks(snapshot, now).items()}
     return {
         "t": "update",
         "full": sent is None,
-        "snapshot": head,
+        "snapshot": replace(snapshot, ranks=()).to_json(now),
         "ranks": [rank_to_json(r, now) for r in changed],
         "events": list(events),
     }
-
-
-def _without_ranks(snapshot: Snapshot, now: float) -> dict[str, Any]:
-    from dataclasses import replace
-
-    return replace(snapshot, ranks=()).to_json(now)
 
 
 def _same_user(writer: asyncio.StreamWriter) -> bool:
