@@ -114,15 +114,15 @@ class TrainUI:
         return Path(self.env["TRAINUI_RUN_ROOT"])
 
     def run(
-        self, *words: str | Path, timeout: float = 45.0, input: str | None = None, env: dict[str, str] | None = None
+        self, *words: str | Path, timeout: float = 45.0, stdin: str | None = None, env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run it to its end; output is text, with invalid UTF-8 as surrogates."""
         return subprocess.run(
             [self.command, *map(str, words)],
             cwd=self.cwd,
             env=self.env | (env or {}),
-            stdin=subprocess.DEVNULL if input is None else None,
-            input=input,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            input=stdin,
             capture_output=True,
             encoding="utf-8",
             errors="surrogateescape",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -28,14 +29,14 @@ class Mlp:
     def __init__(self, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
         parts: list[Array] = []
-        for fan_in, fan_out in zip(SIZES, SIZES[1:], strict=False):
+        for fan_in, fan_out in pairwise(SIZES):
             parts += [rng.normal(0.0, np.sqrt(2 / fan_in), fan_in * fan_out), np.zeros(fan_out)]
         self.theta = np.concatenate(parts)
 
     def layers(self, flat: Array) -> list[tuple[Array, Array]]:
         """Views of `flat` as (weights, bias) of each layer."""
         found, at = [], 0
-        for fan_in, fan_out in zip(SIZES, SIZES[1:], strict=False):
+        for fan_in, fan_out in pairwise(SIZES):
             weights = flat[at : at + fan_in * fan_out].reshape(fan_in, fan_out)
             at += fan_in * fan_out
             found.append((weights, flat[at : at + fan_out]))
