@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if _is_bug(err):
             return _bug(err, words)
         return _fault(_os_error_text(err), EXIT_OS_ERROR)
-    except Exception as err:  # the last resort: a user must never be shown a traceback
+    except Exception as err:
         return _bug(err, words)
 
 
@@ -160,7 +160,7 @@ def _refuse_typos(name: str, rest: Sequence[str]) -> None:
     if name != "run":
         return
     config = first_positional(rest)
-    if config is None or config == "-" or os.path.exists(config) or any(c in config for c in "/.="):  # noqa: PTH110
+    if config is None or config == "-" or os.path.exists(config) or any(c in config for c in "/.="):
         return
     if config in NOT_YET:
         raise TrainUIError(f"{config}: not yet in this release")
@@ -260,9 +260,9 @@ def _open_standard_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)
     if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: PTH123, SIM115
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
     if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: PTH123, SIM115
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)
 
 
 if __name__ == "__main__":

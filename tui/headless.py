@@ -146,9 +146,7 @@ class Headless:
         self._gone = False  # the engine is gone for good
         self._asking: set[asyncio.Task[None]] = set()
         self._events = EventFeed(session.run_dir / "events.jsonl")
-        self._pump = LogPump(
-            session.run_dir, printer.line, self._clock, bars=printer.bars, complain=lambda text: printer.say(text)
-        )
+        self._pump = LogPump(session.run_dir, printer.line, self._clock, bars=printer.bars, complain=printer.say)
 
     async def run(self) -> int:
         """Follow the run; returns the status to exit with."""

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
+
 from engine.clock import SystemClock
 from engine.errors import EngineGone, IntentRefused
 from engine.job.events import AttemptStarted, Event, RankEnded, RankSpawned, event_to_json
@@ -24,6 +26,7 @@ from tui.jsonl import JsonPrinter
 from tui.outlet import Outlet
 from tui.text_lines import Narrator, TextPrinter
 
+SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / "trainui.schema.json"
 PATIENCE_S = 20.0
 
 
@@ -205,7 +208,7 @@ async def test_lines_of_all_ranks_with_prefix_and_the_summary_last(stage: Stage)
 
 async def test_what_was_written_before_the_end_was_seen_is_printed(stage: Stage) -> None:
     task = stage.follow()
-    await stage.until(lambda: stage.session._news.empty(), "the follower")  # noqa: SLF001
+    await stage.until(stage.session._news.empty, "the follower")
     stage.log(0, b"".join(b"line %d\n" % i for i in range(20_000)))
     stage.session.show(**ended(stage.session.snapshot, Phase.SUCCEEDED, 0, 0, 0))
     assert await task == 0
@@ -399,6 +402,9 @@ async def test_json_is_events_and_lines_and_one_summary_last(stage: Stage) -> No
     stage.session.show(**ended(stage.session.snapshot, Phase.SUCCEEDED, 0, 0, 0))
     assert await task == 0
     records = stage.records()
+    schema = Draft202012Validator(json.loads(SCHEMA.read_text()))
+    for record in records:
+        schema.validate(record)
     assert [r["event"] for r in records if r["type"] == "event"] == ["attempt_started", "rank_spawned", "rank_ended"]
     logs = [r for r in records if r["type"] == "log"]
     assert [(r["line_no"], r["text"]) for r in logs] == [(1, "café"), (2, " 2%"), (3, "half")]

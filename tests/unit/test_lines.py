@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from engine.parse.lines import MAX_LINE_BYTES, REDRAWN_BYTES, Line, LineAssembler
 from hypothesis import given
 from hypothesis import strategies as st
+
+from engine.parse.lines import MAX_LINE_BYTES, REDRAWN_BYTES, Line, LineAssembler
+import itertools
 
 
 def assemble(*pieces: bytes) -> list[Line]:
@@ -98,7 +100,7 @@ def test_a_bar_that_runs_for_hours_needs_no_memory() -> None:
 @given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=6))
 def test_how_the_bytes_are_cut_changes_nothing(data: bytes, cuts: list[int]) -> None:
     edges = sorted({0, len(data), *(c for c in cuts if c < len(data))})
-    pieces = [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [data[a:b] for a, b in itertools.pairwise(edges)]
     assert assemble(*pieces) == assemble(data)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -30,10 +30,14 @@ def ls(as_json: bool, run_root: str | None) -> int:
     if as_json:
         write(json.dumps([run_entry(s, now) for s in snapshots], indent=1, ensure_ascii=False) + "\n")
     elif snapshots:
-        write(runs_text(snapshots, now, lambda at: datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")))
+        write(runs_text(snapshots, now, _local_time))
     else:
         say(f"there is no run below {root}")
     return EXIT_OK
+
+
+def _local_time(at: float) -> str:
+    return datetime.fromtimestamp(at, tz=UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _read(paths: RunPaths) -> Snapshot | None:
