@@ -70,8 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Nobody reads our stdout any more; Python must not try to flush it once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _forget_stdout()
         return EXIT_PIPE
     except ConfigError as fault:
         return _fault("\n".join(fault.lines), fault.exit_status)
@@ -80,8 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as err:
         if _is_bug(err):
             return _bug(err, words)
+        _forget_stdout()
         return _fault(_os_error_text(err), EXIT_OS_ERROR)
-    except Exception as err:
+    except Exception as err:  # noqa: BLE001 (the last resort: a user must never be shown a traceback)
         return _bug(err, words)
 
 
@@ -160,7 +160,7 @@ def _refuse_typos(name: str, rest: Sequence[str]) -> None:
     if name != "run":
         return
     config = first_positional(rest)
-    if config is None or config == "-" or os.path.exists(config) or any(c in config for c in "/.="):
+    if config is None or config == "-" or os.path.exists(config) or any(c in config for c in "/.="):  # noqa: PTH110
         return
     if config in NOT_YET:
         raise TrainUIError(f"{config}: not yet in this release")
@@ -205,6 +205,11 @@ def _call(name: str, rest: list[str]) -> int:
 def _lower(text: str) -> str:
     text = text.rstrip(".")
     return text[:1].lower() + text[1:]
+
+
+def _forget_stdout() -> None:
+    """Nobody takes what is left in its buffer (a reader that left, a full disk): Python must not try again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _fault(text: str, status: int) -> int:
@@ -260,9 +265,9 @@ def _open_standard_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)
     if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
 if __name__ == "__main__":

@@ -30,8 +30,11 @@ class Line:
 
     @property
     def text(self) -> str:
-        """What a terminal would show at last: no escapes, the last state of a `\\r` bar."""
-        return plain(self.raw)
+        """What a terminal would show at last: no escapes, the last state of a `\\r` bar. Tabs stay tabs."""
+        if b"\t" not in self.raw:
+            return plain(self.raw)
+        shown = self.raw[_visible_from(self.raw) :] if b"\r" in self.raw else self.raw
+        return "\t".join(plain(part) for part in shown.split(b"\t"))
 
 
 class LineAssembler:
@@ -92,7 +95,7 @@ class LineAssembler:
             del self._pending[:end]
 
 
-def _visible_from(line: bytearray) -> int:
+def _visible_from(line: bytes | bytearray) -> int:
     """Where the last segment between `\\r` begins that shows anything."""
     end = len(line)
     while True:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.parse.lines import MAX_LINE_BYTES, REDRAWN_BYTES, Line, LineAssembler
-import itertools
 
 
 def assemble(*pieces: bytes) -> list[Line]:
@@ -63,6 +64,11 @@ def test_invalid_utf8_is_replaced_not_dropped() -> None:
 def test_escapes_are_not_in_the_text() -> None:
     (line,) = assemble(b"\x1b]0;evil\x07\x1b[31mred\x1b[0m\x1b[2J\n")
     assert line.text == "red"
+
+
+def test_tabs_are_data() -> None:
+    (line,) = assemble(b"10%\ta\r20%\t\x1b[31mb\x1b[0m\tc\n")
+    assert line.text == "20%\tb\tc"
 
 
 def test_a_line_without_end_is_handed_out_in_pieces() -> None:

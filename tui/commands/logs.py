@@ -24,7 +24,6 @@ from tui.commands.common import (
     run_argument,
     run_root_option,
     say,
-    write,
 )
 from tui.log_files import LogFile, attempts, find_logs, parse_ranks
 from tui.pump import Feed, LogPump
@@ -160,6 +159,7 @@ def _print_lines(choice: Choice, file: LogFile, prefixes: Prefixes, color: bool)
         last = feed.lines.flush()
         if last is not None:
             show(feed, last)
+        sys.stdout.buffer.flush()
     finally:
         feed.tail.close()
 
@@ -171,12 +171,16 @@ def _feed(choice: Choice, file: LogFile) -> Feed:
 
 
 def _shower(choice: Choice, prefixes: Prefixes, color: bool) -> Callable[[Feed, Line], None]:
+    """Writes a line where it is wanted; whoever calls it flushes."""
     from tui.sgr import coloured
+
+    stdout = sys.stdout.buffer
 
     def show(feed: Feed, line: Line) -> None:
         text = line.text
         if choice.pattern is None or choice.pattern.search(text):
-            write(f"{prefixes.text(feed.host, feed.rank)}{coloured(line.raw) if color else text}\n")
+            shown = f"{prefixes.text(feed.host, feed.rank)}{coloured(line.raw) if color else text}\n"
+            stdout.write(shown.encode("utf-8", "surrogateescape"))
 
     return show
 
@@ -249,5 +253,7 @@ async def _follow_lines(choice: Choice, color: bool, ended: asyncio.Event) -> No
         got_some = await pump.step(room)
         if last_look and not got_some:
             pump.finish()
+        sys.stdout.buffer.flush()
+        if last_look and not got_some:
             return
         await asyncio.sleep(pace.next(got_some))

@@ -23,6 +23,7 @@ from tui.commands.common import (
     write,
 )
 from tui.commands.front import engine_started, wants_screen, watch
+from tui.event_text import Level
 
 if TYPE_CHECKING:
     from engine.compose import Prepared
@@ -87,7 +88,7 @@ def launch(request: Request, view: View, *, dry_run: bool, check_only: bool) -> 
 
     prepared = _prepare(request)
     for warning in prepared.warnings:
-        say(f"warning: {warning}")
+        _tell(view, f"warning: {warning}", Level.WARNING)
     if dry_run:
         write(describe(prepared, write_run(prepared)).rstrip("\n") + "\n")
         return EXIT_OK
@@ -130,14 +131,20 @@ def _passes(prepared: Prepared, view: View, *, show: bool) -> bool:
         write(format_findings(findings, colour_wanted(sys.stdout, view.no_color, os.environ)).rstrip("\n") + "\n")
     else:
         for finding in [*failed, *(f for f in findings if f.level == "warn")]:
-            say(_finding_text(finding))
+            _tell(view, _finding_text(finding), Level.ERROR if finding.level == "fail" else Level.WARNING)
     if failed and not show:
-        say("nothing was started")
+        _tell(view, "nothing was started", Level.INFO)
     return not failed
 
 
+def _tell(view: View, text: str, level: Level) -> None:
+    if level >= view.level:
+        say(text)
+
+
 def _finding_text(finding: Finding) -> str:
-    return f"{'' if finding.level == 'fail' else 'warning: '}{finding.text}"
+    hint = f" ({finding.hint})" if finding.hint else ""
+    return f"{'' if finding.level == 'fail' else 'warning: '}{finding.what}: {finding.text}{hint}"
 
 
 def _start(prepared: Prepared, view: View) -> int:
@@ -152,7 +159,7 @@ def _start(prepared: Prepared, view: View) -> int:
     if screen:
         write(f"starting {prepared.plan.name}, run {prepared.plan.run_id}\n")
     elif not view.as_json:
-        say(f"run {prepared.plan.run_id} in {paths.root}")
+        _tell(view, f"run {prepared.plan.run_id} in {paths.root}", Level.INFO)
     if not engine_started(paths, lambda: bool(signals.kept)):
         import signal
 
