@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.parse.ansi import plain
+from engine.parse.ansi import plain, visible_start
 
 # A longer line is handed out in pieces of this size: a rank that never writes "\n" must not fill our memory.
 MAX_LINE_BYTES = 1024 * 1024
@@ -33,7 +33,7 @@ class Line:
         """What a terminal would show at last: no escapes, the last state of a `\\r` bar. Tabs stay tabs."""
         if b"\t" not in self.raw:
             return plain(self.raw)
-        shown = self.raw[_visible_from(self.raw) :] if b"\r" in self.raw else self.raw
+        shown = self.raw[visible_start(self.raw) :]
         return "\t".join(plain(part) for part in shown.split(b"\t"))
 
 
@@ -86,25 +86,13 @@ class LineAssembler:
         self._pending += piece
         if len(self._pending) > self._compact_at:
             if self.redrawn:
-                del self._pending[: _visible_from(self._pending)]
+                del self._pending[: visible_start(bytes(self._pending))]
             # Twice as long, or a long line without any "\r" would be searched again for each piece.
             self._compact_at = max(REDRAWN_BYTES, 2 * len(self._pending))
         while len(self._pending) > MAX_LINE_BYTES:
             end = _whole_characters(self._pending, MAX_LINE_BYTES)
             done.append(Line(self._number, bytes(self._pending[:end]), partial=True))
             del self._pending[:end]
-
-
-def _visible_from(line: bytes | bytearray) -> int:
-    """Where the last segment between `\\r` begins that shows anything."""
-    end = len(line)
-    while True:
-        start = line.rfind(b"\r", 0, end)
-        if start < 0:
-            return 0
-        if plain(bytes(line[start + 1 : end])).strip():
-            return start + 1
-        end = start
 
 
 def _whole_characters(line: bytearray, end: int) -> int:
