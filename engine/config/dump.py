@@ -24,7 +24,10 @@ def to_yaml(config: Config, secrets: Iterable[str]) -> str:
             return True
 
     def text(dumper: Any, data: str) -> Any:
-        return dumper.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
+        # Left to itself PyYAML writes some line separators such that they read back as spaces.
+        plain = all(c.isprintable() or c == "\n" for c in data)
+        style = ("|" if "\n" in data else None) if plain else '"'
+        return dumper.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
     Dumper.add_representer(str, text)
     data = _plain(mask_data(asdict(config), secrets), ())

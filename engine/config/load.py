@@ -75,7 +75,7 @@ def load_config(
     root = resolver.resolve(_map(merge(raw, over)))
     config = build(root, faults)
     config.name = stem if config.name is None else config.name
-    _judge(config, root, faults)
+    _judge(config, root, raw.mark, faults)
     secrets = ordered([*resolver.secrets, *_secrets_of(config), *secrets_in(_plain(root))])
     if faults.found:
         raise ConfigError(_masked(faults, secrets))
@@ -95,7 +95,7 @@ def _map(node: Node) -> Map:
     return node
 
 
-def _judge(config: Config, root: Map, faults: Faults) -> None:
+def _judge(config: Config, root: Map, top: Mark, faults: Faults) -> None:
     """Add what `check` finds, each at its place, where nothing was said about it before."""
     given = dict(marks(root))
     for problem in check(config, frozenset(given)):
@@ -104,7 +104,7 @@ def _judge(config: Config, root: Map, faults: Faults) -> None:
         place = problem.path
         while place and place not in given:
             place = place[: max(place.rfind("."), place.rfind("["), 0)]
-        mark = given.get(place, root.mark)
+        mark = given.get(place, top)
         faults.found.append(Fault(mark, problem.path, problem.text, problem.hint))
 
 

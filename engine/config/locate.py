@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engine.config.tree import NULL_WORDS, Entry, Fault, Faults, Map, Mark, Node, Scalar, Seq
+from engine.config.tree import NULL_WORDS, Entry, Fault, Faults, Map, Mark, Node, Scalar, Seq, plain_value
 
 MAX_DEPTH = 24  # the schema itself is 4 deep
 MAX_NODES = 100_000  # aliases of aliases grow without bound; no real config comes near this
@@ -74,6 +74,8 @@ def _syntax_fault(text: str, error: Any, placed: Placed) -> Unparsable:
         hint = "check the indentation, and quote a value that contains `: `"
     elif "could not find expected ':'" in problem or "expected <block end>" in problem:
         hint = "check the indentation and the quotes on this line and the one before it"
+    elif "but got '{'" in problem:
+        hint = 'inside [ ] or { } a value with "${" needs quotes'
     elif "cannot start any token" in problem or "expected alphabetic or numeric" in problem:
         hint = "quote a value that starts with @, `, %, & or *"
     elif "unexpected end of stream" in problem:
@@ -119,7 +121,8 @@ class _Reader:
     def scalar(self, raw: Any, path: str, mark: Mark) -> Scalar:
         self.known_tag(raw, path, mark, _SCALAR_TAGS)
         text: str = raw.value
-        quoted = raw.style is not None or raw.tag == _CORE + "str"
+        # A tag written out (`!!str 5`) counts as quotes; plain text has the same tag by itself.
+        quoted = raw.style is not None or (raw.tag == _CORE + "str" and not isinstance(plain_value(text), str))
         return Scalar(text, mark, null=raw.tag == _CORE + "null" and text in NULL_WORDS, quoted=quoted)
 
     def known_tag(self, raw: Any, path: str, mark: Mark, known: frozenset[str]) -> None:

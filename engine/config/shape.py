@@ -128,10 +128,10 @@ def suggest_key(key: str, siblings: Iterable[str]) -> str | None:
     elsewhere = {path.rpartition(".")[2]: path for path in reversed(all_keys())}
     if wanted in elsewhere:
         return elsewhere[wanted]
-    if close := nearest(wanted, siblings):
-        return close
     if wanted in SYNONYMS:
         return SYNONYMS[wanted]
+    if close := nearest(wanted, siblings):
+        return close
     far = nearest(wanted, elsewhere, cutoff=0.8)
     return elsewhere[far] if far else None
 
