@@ -125,7 +125,8 @@ def secrets_script(node: NodePlan) -> str | None:
         "# The values of the config's env that look like secrets. Never shown; mode 0600.",
     ]
     lines += [_export(name, node.env[name]) for name in literal]
-    lines += [f"export {name}={expand(node.env_expand[name], f'env_expand.{name}')}" for name in expanded]
+    for name in expanded:
+        lines += _export_expanded(name, node.env_expand[name])
     return "\n".join(lines) + "\n"
 
 
@@ -220,7 +221,8 @@ def _environment(node: NodePlan) -> str:
     plain = {name: value for name, value in node.env_expand.items() if name not in secret_expanded}
     if plain:
         lines.append("# env_expand: $NAME is replaced, no command is run.")
-        lines += [f"export {name}={expand(value, f'env_expand.{name}')}" for name, value in plain.items()]
+        for name, value in plain.items():
+            lines += _export_expanded(name, value)
     return "\n".join(lines) + "\n" if lines else ""
 
 
@@ -237,6 +239,11 @@ def _secret_names(node: NodePlan) -> tuple[list[str], list[str]]:
 
 def _export(name: str, value: str) -> str:
     return f"export {name}={quote(value)}"
+
+
+def _export_expanded(name: str, value: str) -> list[str]:
+    before, word = expand(value, f"env_expand.{name}")
+    return [*before, f"export {name}={word}"]
 
 
 def _devices(node: NodePlan) -> str:
