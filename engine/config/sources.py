@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO, get_origin
+from typing import Any, TextIO, get_origin
 
 from engine.config.locate import Unparsable, parse
 from engine.config.mask import MASK, is_secret_name
@@ -28,15 +28,17 @@ from engine.config.tree import (
 # Far above any config, far below what would make reading it a wait.
 MAX_BYTES = 512 * 1024
 _OVERRIDES = 1_000_000  # sorts after every file
+START = "`trainui init` writes a config to start from"
 
 
 class Unreadable(Exception):
-    """A file that cannot be read: what is wrong with it, and what to do."""
+    """A file that cannot be read: what is wrong with it, and what to do (`otherwise`: for want of better)."""
 
-    def __init__(self, text: str, hint: str = "") -> None:
+    def __init__(self, text: str, hint: str = "", otherwise: str = "") -> None:
         super().__init__(text)
         self.text = text
         self.hint = hint
+        self.otherwise = otherwise
 
 
 class Files:
@@ -50,12 +52,12 @@ class Files:
 
     def main(self, source: str, stdin: TextIO | None) -> Map | None:
         """The whole tree of `source` (`-`: stdin), bases merged in; None where there is none."""
-        label = "stdin" if source == "-" else source
+        label = "stdin" if source == "-" else source or '""'
         start = Mark(label, (0, 0))
         try:
             text = read_stream(stdin) if source == "-" else read_file(source)
         except Unreadable as e:
-            self.faults.add(start, "", e.text, e.hint)
+            self.faults.add(start, "", e.text, e.hint or e.otherwise)
             return None
         folder = Path() if source == "-" else Path(source).parent
         return self.tree(text, label, folder, os.path.realpath(source) if source != "-" else "-")
@@ -70,7 +72,7 @@ class Files:
             self.faults.found.append(e.fault)
             return None
         if root is None or (isinstance(root, Scalar) and root.null):
-            self.faults.add(Mark(label, (number, 0)), "", "empty", "`trainui init` writes a config to start from")
+            self.faults.add(Mark(label, (number, 0)), "", "empty", START)
             return None
         if not isinstance(root, Map):
             hint = "a config looks like `task: {command: [python, train.py]}`"
@@ -125,7 +127,7 @@ def read_file(source: str) -> str:
     Raises:
         Unreadable: it is missing, a directory, not readable, too large, or no text.
     """
-    if "\0" in source:
+    if not source or "\0" in source:
         raise Unreadable("no such file")
     path = Path(source)
     try:
@@ -134,14 +136,16 @@ def read_file(source: str) -> str:
         with path.open("rb") as file:
             return decode(file.read(MAX_BYTES + 1))
     except FileNotFoundError:
-        raise Unreadable("no such file", _similar(path)) from None
+        raise Unreadable("no such file", _similar(path), START) from None
     except OSError as e:
         raise Unreadable(f"cannot be read: {e.strerror or e}") from None
 
 
 def read_stream(stdin: TextIO | None) -> str:
     """The text on stdin, read as bytes where there are some, so that its encoding is checked."""
-    stream = stdin if stdin is not None else sys.stdin
+    stream: Any = stdin if stdin is not None else sys.stdin
+    if stream is None:  # the process was started without one
+        raise Unreadable("closed", "give a file")
     try:
         raw = getattr(stream, "buffer", None)
         data = raw.read(MAX_BYTES + 1) if raw is not None else stream.read(MAX_BYTES + 1)
@@ -182,9 +186,7 @@ def _similar(path: Path) -> str:
     if not (name := by_stem.get(path.stem)):
         close = nearest(path.name, names) or nearest(path.stem, by_stem)
         name = by_stem.get(close, close) if close else None
-    if name:
-        return f'did you mean "{path.parent / name}"?'
-    return "`trainui init` writes a config to start from" if path.suffix in (".yml", ".yaml") else ""
+    return f'did you mean "{path.parent / name}"?' if name else ""
 
 
 def override_tree(words: Sequence[str], faults: Faults) -> Map:

@@ -1,6 +1,5 @@
 """Which names are secrets, and that their values do not get through."""
 
-# ruff: noqa: E501  tables of names
 from __future__ import annotations
 
 import pytest
