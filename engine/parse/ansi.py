@@ -168,7 +168,7 @@ def _first_cells(pieces: list[tuple[str, Style]], room: int) -> list[tuple[str, 
     """The pieces as far as they fit into `room` cells."""
     kept: list[tuple[str, Style]] = []
     for text, style in pieces:
-        head = _head(text, room)
+        head = first_cells(text, room)
         if head:
             kept.append((head, style))
         if len(head) < len(text):
@@ -177,7 +177,7 @@ def _first_cells(pieces: list[tuple[str, Style]], room: int) -> list[tuple[str, 
     return kept
 
 
-def _head(text: str, cells: int) -> str:
+def first_cells(text: str, cells: int) -> str:
     """The longest beginning of `text` that fits into `cells`."""
     if text.isascii():
         return text[:cells]
