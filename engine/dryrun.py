@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from engine.config.mask import mask_env, mask_text, ordered, secrets_in
 from engine.plan import NodePlan, Plan
-from engine.render.node_spec import render_node, shown_files
+from engine.render.node_spec import OWN_FILES, render_scripts, shown_files
 from engine.render.run_script import SECRETS_FILE
 from engine.render.shell import comment, quote
 from engine.render.torchrun import torchrun_command
@@ -103,13 +103,10 @@ def _ranks(plan: Plan, node: NodePlan) -> list[str]:
 def _files(plan: Plan, node: NodePlan, paths: RunPaths) -> list[str]:
     folder = paths.node(node.folder)
     lines = [f"  scripts in {folder}:"]
-    for file in render_node(plan, node):
-        note = ""
-        if file.name == SECRETS_FILE:
-            note = "  (values that look like secrets; not shown)"
-        elif not file.name.endswith(".sh"):
-            note = "  (trainui's own; not shown)"
-        lines.append(f"    {file.name}{note}")
+    for file in render_scripts(plan, node):
+        hidden = file.name == SECRETS_FILE
+        lines.append(f"    {file.name}" + ("  (values that look like secrets; not shown)" if hidden else ""))
+    lines += [f"    {name}  (trainui's own; not shown)" for name in OWN_FILES]
     return lines
 
 

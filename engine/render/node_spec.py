@@ -15,6 +15,8 @@ from engine.render.stop_script import stop_script
 SPEC_VERSION = 1
 _SCRIPT_MODE = 0o700
 _DATA_MODE = 0o600
+# Not rendered: our own sources, the same for every run.
+OWN_FILES = ("lib/trainui_heartbeat.py", "agent.py")
 _NODE_SOURCES = Path(__file__).parent.parent / "node"
 
 
@@ -33,6 +35,12 @@ def render_node(plan: Plan, node: NodePlan) -> tuple[RenderedFile, ...]:
     Raises:
         PlanError: an `env_expand` value cannot be understood.
     """
+    own = (RenderedFile(name, _source(name.rpartition("/")[2]), _DATA_MODE) for name in OWN_FILES)
+    return (*render_scripts(plan, node), *own)
+
+
+def render_scripts(plan: Plan, node: NodePlan) -> tuple[RenderedFile, ...]:
+    """Those of `render_node` that come from the plan alone."""
     files = [RenderedFile("run.sh", run_script(plan, node), _SCRIPT_MODE)]
     for name, lines in (("before_start", node.before_start), ("after_stop", node.after_stop)):
         if lines.strip():
@@ -41,14 +49,12 @@ def render_node(plan: Plan, node: NodePlan) -> tuple[RenderedFile, ...]:
     secrets = secrets_script(node)
     if secrets is not None:
         files.append(RenderedFile(SECRETS_FILE, secrets, _DATA_MODE))
-    files.append(RenderedFile("lib/trainui_heartbeat.py", _source("trainui_heartbeat.py"), _DATA_MODE))
-    files.append(RenderedFile("agent.py", _source("agent.py"), _DATA_MODE))
     return tuple(files)
 
 
 def shown_files(plan: Plan, node: NodePlan) -> tuple[RenderedFile, ...]:
-    """Those of `render_node` that tell a reader what will run: the scripts, without secrets and our own sources."""
-    return tuple(f for f in render_node(plan, node) if f.name.endswith(".sh") and f.name != SECRETS_FILE)
+    """Those of `render_scripts` that may be shown: they tell a reader what will run."""
+    return tuple(file for file in render_scripts(plan, node) if file.name != SECRETS_FILE)
 
 
 def node_spec(plan: Plan, node: NodePlan, files: Iterable[RenderedFile], nonce: str) -> dict[str, Any]:

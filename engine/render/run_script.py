@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from engine.config.mask import MIN_LENGTH, is_secret_name, secrets_in
@@ -16,7 +18,7 @@ SECRETS_FILE = "secrets.sh"
 DEFAULT_MASTER_PORT = 29500
 _MAX_LINE = 100
 
-_RULE = "# " + "-" * 68
+_RULE = "-" * 40
 
 # The status 126 ("found, but cannot be run") keeps these apart from anything that the command itself may say.
 _DIE = """\
@@ -47,12 +49,13 @@ if [ "$trainui_local_rank" -ge {count} ]; then
 fi
 """
 
-# The trap looks at the hook's own lines only: a script that they source may try things that fail.
 _ACTIVATE = """\
+# shellcheck disable=SC2317 # called by the trap
 trainui_activate_failed() {{
-  trainui_die "hooks.activate failed with status $1 at: $2 (if that is fine, write || true behind it)"
+  [ "${{#BASH_SOURCE[@]}}" -gt 2 ] || # a script that was sourced may try things
+    trainui_die "hooks.activate failed with status $1 at: $2 (if that is fine, write || true behind it)"
 }}
-trap '[ "${{#BASH_SOURCE[@]}}" -gt 1 ] || trainui_activate_failed "$?" "$BASH_COMMAND"' ERR
+trap 'trainui_activate_failed "$?" "$BASH_COMMAND"' ERR
 # hooks.activate {rule}
 {lines}
 # end of hooks.activate {rule}
@@ -62,9 +65,9 @@ set +a # a `set -a` that was left on would export our own variables
 
 _EXEC_TAIL = """\
 if [ "$trainui_status" -eq 127 ]; then
-  printf 'trainui: command not found: %s (folder: %s; PATH: %s)\\n' {program} "$PWD" "$PATH" >&2
+  printf 'trainui: command not found: %s (folder: %s; PATH: %s)\\n' "$trainui_program" "$PWD" "$PATH" >&2
 else
-  printf 'trainui: the command cannot be run: %s (folder: %s)\\n' {program} "$PWD" >&2
+  printf 'trainui: the command cannot be run: %s (folder: %s)\\n' "$trainui_program" "$PWD" >&2
 fi
 exit "$trainui_status"
 """
@@ -110,7 +113,7 @@ def hook_script(plan: Plan, node: NodePlan, name: str, lines: str) -> str:
         _change_folder(node),
         _environment(node),
         "trainui_numbers\n",
-        f"# hooks.{name} {_RULE[2:]}\n{_closed(lines)}",
+        f"# hooks.{name} {_RULE}\n{_closed(lines)}",
     ]
     return "\n".join(part for part in parts if part)
 
@@ -124,7 +127,8 @@ def secrets_script(node: NodePlan) -> str | None:
         "# shellcheck shell=bash",
         "# The values of the config's env that look like secrets. Never shown; mode 0600.",
     ]
-    lines += [_export(name, node.env[name]) for name in literal]
+    for name in literal:
+        lines += _export(name, node.env[name])
     for name in expanded:
         lines += _export_expanded(name, node.env_expand[name])
     return "\n".join(lines) + "\n"
@@ -172,7 +176,7 @@ def _numbers_function(plan: Plan, node: NodePlan, lines: list[str]) -> str:
         f"export NODE_RANK={node.node_rank} NNODES={plan.nnodes}",
         f"export GROUP_RANK={node.node_rank} GROUP_WORLD_SIZE={plan.nnodes}",
         f"export TRAINUI_RUN_ID={quote(plan.run_id)}",
-        f"export TRAINUI_RUN_DIR={quote(plan.run_dir)}",
+        *_export("TRAINUI_RUN_DIR", plan.run_dir),
         'export TRAINUI_NODE_DIR="$trainui_node_dir" TRAINUI_ATTEMPT="$trainui_attempt"',
         'export TRAINUI_HEARTBEAT_DIR="$trainui_node_dir/attempt_$trainui_attempt/heartbeat"',
         f"export TRAINUI_HEARTBEAT_INTERVAL_S={plan.heartbeat_interval_s:g}",
@@ -196,19 +200,24 @@ def _defaults(plan: Plan) -> str:
 
 
 def _change_folder(node: NodePlan) -> str:
-    return f"cd -- {quote(node.cwd)} || trainui_die {quote(f'the folder of task.cwd cannot be entered: {node.cwd}')}\n"
+    return (
+        "\n".join([*_literal_note([node.cwd]), f"trainui_cwd={quote(node.cwd)}"])
+        + '\ncd -- "$trainui_cwd" || trainui_die "the folder of task.cwd cannot be entered: $trainui_cwd"\n'
+    )
 
 
 def _activate(node: NodePlan) -> str:
     if not node.activate.strip():
         return ""
-    return _ACTIVATE.format(lines=node.activate.rstrip("\n"), rule=_RULE[2:])
+    return _ACTIVATE.format(lines=node.activate.rstrip("\n"), rule=_RULE)
 
 
 def _environment(node: NodePlan) -> str:
     """The config's env, its secrets, and env_expand: in this order."""
     secret_literal, secret_expanded = _secret_names(node)
-    lines = [_export(name, value) for name, value in node.env.items() if name not in secret_literal]
+    lines: list[str] = []
+    for name, value in node.env.items():
+        lines += [] if name in secret_literal else _export(name, value)
     if secret_literal or secret_expanded:
         file = f'"$trainui_node_dir/{SECRETS_FILE}"'
         lines += [
@@ -237,13 +246,22 @@ def _secret_names(node: NodePlan) -> tuple[list[str], list[str]]:
     return literal, [name for name, value in node.env_expand.items() if secret(name, value)]
 
 
-def _export(name: str, value: str) -> str:
-    return f"export {name}={quote(value)}"
+def _export(name: str, value: str) -> list[str]:
+    return [*_literal_note([value]), f"export {name}={quote(value)}"]
+
+
+def _literal_note(texts: Iterable[str]) -> list[str]:
+    """Tell shellcheck, and a reader, that what looks like an expansion or an escape is none."""
+    suspects = {"SC2016": r"[$`]", "SC1003": r"\\", "SC2088": r"^~"}
+    words = list(texts)
+    codes = [code for code, pattern in suspects.items() if any(re.search(pattern, word) for word in words)]
+    return [f"# shellcheck disable={','.join(codes)} # meant as it is written"] if codes else []
 
 
 def _export_expanded(name: str, value: str) -> list[str]:
     before, word = expand(value, f"env_expand.{name}")
-    return [*before, f"export {name}={word}"]
+    note = _literal_note([value.replace("$", "")])
+    return [*before, *note, f"export {name}={word}"]
 
 
 def _devices(node: NodePlan) -> str:
@@ -259,15 +277,30 @@ def _devices(node: NodePlan) -> str:
 
 def _command(plan: Plan, node: NodePlan) -> str:
     if node.argv is None:
-        return f"# task.script {_RULE[2:]}\n{_closed(node.script or '')}"
+        return f"# task.script {_RULE}\n{_closed(node.script or '')}"
     words = torchrun_command(plan, node) if node.torchrun is not None else [quote(word) for word in node.argv]
+    note = "".join(f"{row}\n" for row in _literal_note(node.argv))
     line = " ".join(["exec", "--", *words])
     if len(line) > _MAX_LINE and len(words) > 1:
-        line = " \\\n  ".join([f"exec -- {words[0]}", *words[1:]])
+        line = " \\\n  ".join([f"exec -- {words[0]}", *_rows(words[1:])])
     return (
         "# Only a failed exec gets past this command; by itself bash would not say where it looked.\n"
-        f"shopt -s execfail\ntrainui_status=0\n{line} || trainui_status=$?\n" + _EXEC_TAIL.format(program=words[0])
+        f"shopt -s execfail\ntrainui_status=0\n{note}trainui_program={words[0]}\n{note}{line} || trainui_status=$?\n"
+        + _EXEC_TAIL
     )
+
+
+def _rows(words: list[str]) -> list[str]:
+    """One row for each word, but an option's value stays beside it: only for the eye."""
+    rows: list[list[str]] = []
+    for word in words:
+        last = rows[-1] if rows else []
+        takes_value = len(last) == 1 and last[0].startswith("-") and "=" not in last[0]
+        if takes_value and not word.startswith("-"):
+            last.append(word)
+        else:
+            rows.append([word])
+    return [" ".join(row) for row in rows]
 
 
 def _closed(lines: str) -> str:

@@ -44,7 +44,7 @@ def _octal(text: str) -> str:
 
 def comment(text: str) -> str:
     """`text` fit for the rest of a comment line."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", text)
+    return _CONTROL.sub("?", text.replace("\n", "?").replace("\t", "?"))
 
 
 def expand(text: str, where: str) -> tuple[list[str], str]:
