@@ -79,8 +79,14 @@ def find_pool(
 
 
 def _set_variables(env: Mapping[str, str], inherited: Mapping[str, str], vendor: str) -> list[str]:
-    """The known variables that are set: this machine's maker's first, the config's before inherited ones."""
-    names = [name for name in VISIBLE_DEVICES if name in env or name in inherited]
+    """The known variables that are set: this machine's maker's first, the config's before inherited ones.
+
+    Slurm sets those of all makers at once: inherited ones that nobody here reads are passed over.
+    """
+    read_here = {name for name, maker in VISIBLE_DEVICES.items() if not vendor or maker == vendor}
+    if vendor == "amd":
+        read_here.add("CUDA_VISIBLE_DEVICES")  # HIP reads it too
+    names = [name for name in VISIBLE_DEVICES if name in env or (name in inherited and name in read_here)]
     return sorted(names, key=lambda name: (VISIBLE_DEVICES[name] != vendor if vendor else False, name not in env))
 
 
@@ -123,7 +129,7 @@ def count_processes(wanted: int | str | None, pool: Pool, host: str) -> tuple[in
         PlanError: "auto", and there is no device.
     """
     available = len(pool.devices or ())
-    if wanted == "auto" or isinstance(wanted, str):
+    if isinstance(wanted, str):
         if pool.hidden:
             raise PlanError(
                 f"cluster.nproc_per_node: auto finds no GPU on {host}: {pool.origin} hides them all",

@@ -20,8 +20,8 @@ from engine.rundir import list_runs, os_error_text
 from engine.whereabouts import engine_lives, read_info
 
 OLDEST_PYTHON = (3, 8)
-# Less than this and the first logs and exit records will not fit.
-LEAST_FREE_BYTES = 64 * 2**20
+# Less than this and what is written before the first line of log may not fit.
+LEAST_FREE_BYTES = 8 * 2**20
 # A checkpoint alone is larger.
 LITTLE_FREE_BYTES = 2**30
 # Of the runs below the run root, so many are looked at.

@@ -65,7 +65,7 @@ set +a # a `set -a` that was left on would export our own variables
 
 _EXEC_TAIL = """\
 if [ "$trainui_status" -eq 127 ]; then
-  printf 'trainui: command not found: %s (folder: %s; PATH: %s)\\n' "$trainui_program" "$PWD" "$PATH" >&2
+  printf 'trainui: command not found: %s (folder: %s; PATH: %s)\\n' "$trainui_program" "$PWD" "${PATH-}" >&2
 else
   printf 'trainui: the command cannot be run: %s (folder: %s)\\n' "$trainui_program" "$PWD" >&2
 fi

@@ -369,6 +369,15 @@ def test_posix_mode_changes_nothing(tmp_path: Path) -> None:
     assert (seen.argv, seen.env["A"], seen.env["B"], seen.env["HF_TOKEN"]) == ([b"it's"], "\x01'", "\x01''", "abcd")
 
 
+def test_variables_that_bash_itself_reads_arrive_like_others(tmp_path: Path) -> None:
+    env = {"IFS": "/1a", "POSIXLY_CORRECT": "y", "COLUMNS": "7", "LC_ALL": "C", "CDPATH": "/", "GLOBIGNORE": "*"}
+    env |= {"BASH_ENV": "/nowhere", "ENV": "/nowhere", "HOME": "/tmp/x", "TMOUT": "1", "PS4": "$(id)", "OPTIND": "x"}
+    cfg = Config(task=Task(command=[*PYTHON, "a/1 b"]), env=env, cluster=Cluster(nproc_per_node=12))
+    seen = Seen(run(write(plan_of(cfg, tmp_path), tmp_path / "n"), {"LOCAL_RANK": "11"}))
+    assert {name: seen.env.get(name) for name in env} == env
+    assert (seen.argv, seen.env["RANK"], seen.env["WORLD_SIZE"]) == ([b"a/1 b"], "11", "12")
+
+
 @pytest.mark.parametrize(("language", "charset"), [("zh_TW", "BIG5"), ("ja_JP", "SHIFT_JIS"), ("zh_CN", "GB18030")])
 def test_a_locale_whose_characters_end_in_a_backslash_changes_nothing(
     tmp_path: Path, language: str, charset: str

@@ -113,6 +113,13 @@ def test_two_variables_are_told_of() -> None:
     assert "ROCR_VISIBLE_DEVICES is left as it is" in plan.warnings[0]
 
 
+def test_inherited_variables_of_other_makers_are_passed_over() -> None:
+    visible = {"ROCR_VISIBLE_DEVICES": "0,1,2", "CUDA_VISIBLE_DEVICES": "2,3"}
+    assert devices(plan_of(facts={**FOUR, "visible": visible})) == ("CUDA_VISIBLE_DEVICES", ["2", "3"])
+    plan = plan_of(facts={**FOUR, "visible": {"ROCR_VISIBLE_DEVICES": "0"}})
+    assert (devices(plan)[0], plan.world_size, plan.warnings) == ("CUDA_VISIBLE_DEVICES", 4, ())
+
+
 def test_a_device_that_is_not_there_is_told_of() -> None:
     plan = plan_of(facts={**FOUR, "visible": {"CUDA_VISIBLE_DEVICES": "3,4"}})
     assert "names device 4, but this machine has 4" in plan.warnings[0]

@@ -105,7 +105,7 @@ exec -- python \
   '' \
   --no-cache || trainui_status=$?
 if [ "$trainui_status" -eq 127 ]; then
-  printf 'trainui: command not found: %s (folder: %s; PATH: %s)\n' "$trainui_program" "$PWD" "$PATH" >&2
+  printf 'trainui: command not found: %s (folder: %s; PATH: %s)\n' "$trainui_program" "$PWD" "${PATH-}" >&2
 else
   printf 'trainui: the command cannot be run: %s (folder: %s)\n' "$trainui_program" "$PWD" >&2
 fi

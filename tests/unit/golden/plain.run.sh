@@ -65,7 +65,7 @@ trainui_status=0
 trainui_program=python
 exec -- python train.py --steps 1000 || trainui_status=$?
 if [ "$trainui_status" -eq 127 ]; then
-  printf 'trainui: command not found: %s (folder: %s; PATH: %s)\n' "$trainui_program" "$PWD" "$PATH" >&2
+  printf 'trainui: command not found: %s (folder: %s; PATH: %s)\n' "$trainui_program" "$PWD" "${PATH-}" >&2
 else
   printf 'trainui: the command cannot be run: %s (folder: %s)\n' "$trainui_program" "$PWD" >&2
 fi

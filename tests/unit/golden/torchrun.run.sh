@@ -63,7 +63,7 @@ exec -- venv/bin/python \
   --module pkg.train \
   --x 'a b' || trainui_status=$?
 if [ "$trainui_status" -eq 127 ]; then
-  printf 'trainui: command not found: %s (folder: %s; PATH: %s)\n' "$trainui_program" "$PWD" "$PATH" >&2
+  printf 'trainui: command not found: %s (folder: %s; PATH: %s)\n' "$trainui_program" "$PWD" "${PATH-}" >&2
 else
   printf 'trainui: the command cannot be run: %s (folder: %s)\n' "$trainui_program" "$PWD" >&2
 fi
