@@ -99,7 +99,7 @@ def _node_phase(event: Event, host: str) -> Note | None:
         return Note(Level.ERROR, f"{host}: {clean(event['error'])}")
     told = {
         "before_start": "runs hooks.before_start",
-        "stopping": "SIGTERM sent",
+        "stopping": "stopping what is left",
         "after_stop": "runs hooks.after_stop",
         "down": "everything is down",
     }.get(event["phase"])

@@ -33,7 +33,7 @@ class Desk:
         }
         for key, value in more.items():
             config[key] = config[key] | value if isinstance(config.get(key), dict) else value
-        self.trainui.config(json.dumps(config), name)
+        self.trainui.config(json.dumps(config, ensure_ascii=False), name)  # YAML knows no surrogate pairs
         return name
 
     def run(self, *words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
