@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -326,6 +327,27 @@ def test_torchruns_command_line_reaches_the_interpreter(tmp_path: Path) -> None:
         *["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2", "--node-rank", "0"],
         *["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:4567", "--rdzv-id", "RUN-2"],
         *["--max-restarts", "3", "--redirects", "1", "train.py", "--name", "a b"],
+    ]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("front", [[], ["-X", "dev"]])
+def test_a_real_torchrun_starts_the_ranks_with_the_plans_numbers(tmp_path: Path, front: list[str]) -> None:
+    pytest.importorskip("torch")
+    program = "import os, sys\nprint('|'.join([os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'NODE_RANK', "
+    program += "'TORCHELASTIC_RUN_ID')] + sys.argv[1:]) + '\\n', end='', flush=True)\n"
+    (tmp_path / "train.py").write_text(program)
+    args = ["", "--", "a b", "-z", "--nnodes", "7"]
+    cfg = Config(
+        task=Task(command=[sys.executable, *front, "train.py", *args], torchrun={"max_restarts": 0}),
+        cluster=Cluster(nproc_per_node=2),
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    done = run(write(plan_of(cfg, tmp_path), tmp_path / "n"), {"MASTER_PORT": port, "LOCAL_RANK": "0"})
+    assert done.returncode == 0, done.stderr.decode()
+    assert sorted(done.stdout.decode().split("\n")) == [
+        *("", "0|2|0|RUN-0||--|a b|-z|--nnodes|7", "1|2|0|RUN-0||--|a b|-z|--nnodes|7"),
     ]
 
 
