@@ -300,7 +300,7 @@ def check_gpus(plan: Plan, node: NodePlan, env: Mapping[str, str]) -> Iterator[F
         devices = ", ".join(rank.device or "" for rank in node.ranks)
         yield Finding(OK, node.host, "GPUs", f"{node.device_var}: {devices}")
     elif plan.mode == "per_gpu":
-        yield Finding(OK, node.host, "GPUs", f"no device is bound; {len(node.ranks)} rank(s)")
+        yield Finding(OK, node.host, "GPUs", "no device is bound to a rank")
     query = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader"]
     listing = run_tool(query, env) or ""
     busy = [line.strip() for line in listing.split("\n") if line[:1].isdigit()]
