@@ -393,7 +393,7 @@ def test_posix_mode_changes_nothing(tmp_path: Path) -> None:
 
 def test_variables_that_bash_itself_reads_arrive_like_others(tmp_path: Path) -> None:
     env = {"IFS": "/1a", "POSIXLY_CORRECT": "y", "COLUMNS": "7", "LC_ALL": "C", "CDPATH": "/", "GLOBIGNORE": "*"}
-    env |= {"BASH_ENV": "/nowhere", "ENV": "/nowhere", "HOME": "/tmp/x", "TMOUT": "1", "PS4": "$(id)"}
+    env |= {"BASH_ENV": "/nowhere", "ENV": "/nowhere", "HOME": "/home/x", "TMOUT": "1", "PS4": "$(id)"}
     cfg = Config(task=Task(command=[*PYTHON, "a/1 b"]), env=env, cluster=Cluster(nproc_per_node=12))
     seen = Seen(run(write(plan_of(cfg, tmp_path), tmp_path / "n"), {"LOCAL_RANK": "11"}))
     assert {name: seen.env.get(name) for name in env} == env
