@@ -165,12 +165,16 @@ def test_restart_of_a_running_and_a_finished_run(desk: Any) -> None:
     code += "while not os.path.exists('go'): time.sleep(0.02)"
     front = desk.start(desk.job(code), "--no-ui")
     desk.until(lambda: desk.out().count("| attempt 0") == 2, "all ranks")
+    raw = desk.start("logs", "-f", "--rank", "1", log="raw")
+    desk.until(lambda: desk.out("raw") == "attempt 0\n", "the first attempt's log")
     done = desk.run("restart")
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{desk.the_run().name} attempt 1\n"
     desk.until(lambda: desk.out().count("| attempt 1") == 2, "the next attempt")
     (desk.cwd / "go").touch()
     assert desk.ends(front) == 0
+    assert desk.ends(raw) == 0
+    assert desk.out("raw") == "attempt 0\nattempt 1\n"
     desk.nothing_lives()
     followed = desk.run("restart", "--no-ui")
     assert followed.returncode == 0, followed.stderr
@@ -202,6 +206,17 @@ def test_dry_run_starts_nothing_and_says_what_would_run(desk: Any) -> None:
     assert not desk.living()
     assert not (desk.cwd / "ran").exists()
     assert not (desk.the_run() / "events.jsonl").exists()
+    attached = desk.run("attach", "--no-ui")
+    assert attached.returncode == 2
+    assert "never started" in attached.stderr
+    stopped = desk.run("stop")
+    assert stopped.returncode == 0
+    assert "never started" in stopped.stderr
+    assert not desk.living()
+    assert not (desk.cwd / "ran").exists()
+    assert desk.run("restart", "--no-ui").returncode == 0
+    assert (desk.cwd / "ran").exists()
+    desk.nothing_lives()
 
 
 def test_check_is_a_table_and_a_status(desk: Any) -> None:

@@ -35,11 +35,12 @@ def attach(
     log_level: str,
 ) -> int:
     """Open the console on a running or finished run; the exit status is the job's."""
+    from engine.whereabouts import engine_lives
     from tui.signals import SignalInbox
 
     paths = found(run, run_root)
     view = View(no_ui, as_json, quiet, no_color, level_of(log_level), read_only)
     screen = wants_screen(view)
-    if not screen and not as_json:
+    if not screen and not as_json and engine_lives(paths):
         say(f"run {paths.root.name} in {paths.root}; Ctrl-C {'leaves' if read_only else 'stops'} it")
     return watch(paths, lambda: attached(paths), view, screen=screen, signals=SignalInbox())

@@ -139,11 +139,21 @@ async def attached(paths: RunPaths) -> Session:
     """A session with the run, with a new engine where it needs one.
 
     Raises:
-        TrainUIError: it cannot be opened.
+        TrainUIError: it cannot be opened, or was never started: an engine would launch it now.
     """
     from engine.client import attach
 
+    if never_started(paths):
+        name = paths.root.name
+        raise TrainUIError(f"{name} was rendered (--dry-run) and never started", f"`trainui restart {name}` starts it")
     return await attach(paths)
+
+
+def never_started(paths: RunPaths) -> bool:
+    """True for what `--dry-run` left: an engine's first act is to write events.jsonl."""
+    from engine.whereabouts import engine_lives
+
+    return not paths.events.exists() and not engine_lives(paths)
 
 
 def engine_started(paths: RunPaths, interrupted: Callable[[], bool]) -> bool:
@@ -162,7 +172,8 @@ def engine_started(paths: RunPaths, interrupted: Callable[[], bool]) -> bool:
     try:
         start_engine(paths)
     except TrainUIError:
-        if not engine_lives(paths) and not paths.events.exists():
+        agents = any(paths.root.glob("nodes/*/agent.json"))
+        if not engine_lives(paths) and not agents:  # nothing of it has ever run
             discard_run(paths)
         if interrupted():
             return False

@@ -207,9 +207,8 @@ async def _follow(choice: Choice, color: bool) -> int:
 
     watcher = asyncio.create_task(watch())
     try:
-        files = choice.files()
-        if _raw(choice, files):
-            await _follow_raw(choice, files[0], ended)
+        if await _one_rank(choice, ended):
+            await _follow_raw(choice, ended)
         else:
             await _follow_lines(choice, color, ended)
     finally:
@@ -219,16 +218,34 @@ async def _follow(choice: Choice, color: bool) -> int:
     return EXIT_OK
 
 
-async def _follow_raw(choice: Choice, file: LogFile, ended: asyncio.Event) -> None:
-    with explained(file.path):
-        start = 0 if choice.lines is None else start_of_last_lines(file.path, choice.lines)[0]
-    tail = LogTail(file.path, start)
-    try:
-        async for data in follow(tail, ended.is_set):
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
-    finally:
-        tail.close()
+async def _one_rank(choice: Choice, ended: asyncio.Event) -> bool:
+    """Whether bytes go out as they are; waits for a single rank that was asked for and has not begun yet."""
+    pace = Pace()
+    while choice.ranks is not None and len(choice.ranks) == 1 and not choice.files() and not ended.is_set():  # noqa: ASYNC110 (a file tells nobody that it came)
+        await asyncio.sleep(pace.next(False))
+    return _raw(choice, choice.files())
+
+
+async def _follow_raw(choice: Choice, ended: asyncio.Event) -> None:
+    """The bytes of one rank, over all attempts that begin meanwhile."""
+    file: LogFile | None = choice.files()[0]
+    lines = choice.lines
+    while file is not None:
+        with explained(file.path):
+            start = 0 if lines is None else start_of_last_lines(file.path, lines)[0]
+        tail = LogTail(file.path, start)
+        try:
+            async for data in follow(tail, lambda this=file: ended.is_set() or _next_file(choice, this) is not None):
+                sys.stdout.buffer.write(data)
+                sys.stdout.buffer.flush()
+        finally:
+            tail.close()
+        file, lines = _next_file(choice, file), None
+
+
+def _next_file(choice: Choice, file: LogFile) -> LogFile | None:
+    """The same rank's log of a newer attempt, where there is one."""
+    return next((f for f in choice.files() if f.attempt > file.attempt and f.rank == file.rank), None)
 
 
 async def _follow_lines(choice: Choice, color: bool, ended: asyncio.Event) -> None:

@@ -14,7 +14,7 @@ from engine.model import Phase
 from engine.rundir import RunPaths
 from engine.session import Session, StopJob
 from tui.commands.common import command, found, run_argument, run_root_option, say
-from tui.commands.front import attached
+from tui.commands.front import attached, never_started
 
 
 @command("stop", "RUN: a run directory, an id, the beginning of one, or nothing for the newest.")
@@ -40,6 +40,9 @@ async def _stop(paths: RunPaths, kill: bool) -> int:
 async def _stop_once(paths: RunPaths, kill: bool) -> int:
     from tui.headless import over
 
+    if never_started(paths):
+        say(f"{paths.root.name} was never started")
+        return EXIT_OK
     session = await attached(paths)
     try:
         if over(session.snapshot):
