@@ -805,6 +805,8 @@ class Agent:
 
     def _timeout(self) -> float:
         now = time.monotonic()
+        if self._listen_at is not None:
+            return max(0.0, min(0.1, self._listen_at - now))
         phase = self.attempt.phase if self.attempt else IDLE
         if phase == STOPPING or (phase == AFTER_STOP and self._kill_at != float("inf")):
             if self._killing_since is None:
@@ -812,7 +814,7 @@ class Agent:
             since = now - self._killing_since
             return 0.005 if since < 2.0 else 0.2 if since < SURVIVORS_AFTER_S else 1.0
         if phase in (IDLE, DOWN):
-            return 5.0 if self._connections and not self._pending_records() and self._listen_at is None else 1.0
+            return 5.0 if self._connections and not self._pending_records() else 1.0
         return max(0.0, min(SCAN_S, self._next_scan - now))
 
     def _dispatch(self, key: selectors.SelectorKey, mask: int) -> None:
