@@ -21,7 +21,7 @@ from engine.journal import Journal, read_lines, replay
 from engine.link.local import LocalLink
 from engine.plan import Plan, make_plan
 from engine.plan_json import masked_plan_json, plan_from_json, plan_to_json
-from engine.render.node_spec import node_spec, render_node
+from engine.render.node_spec import node_spec, render_node, stored_spec
 from engine.rundir import (
     RunPaths,
     create_run_dir,
@@ -121,6 +121,8 @@ def _write_files(prepared: Prepared, paths: RunPaths) -> None:
             with explained(target):
                 target.parent.mkdir(mode=0o700, exist_ok=True)
             write_atomically(target, file.text, file.mode)
+        # The agent writes the same; here it is for who runs the scripts by hand without ever starting it.
+        write_json(folder / "node.json", stored_spec(plan, node))
     write_json(paths.launch, plan_to_json(plan))
     # Last: a directory with a plan.json is a run.
     write_json(paths.plan, masked_plan_json(plan, prepared.secrets))

@@ -85,6 +85,12 @@ def node_spec(plan: Plan, node: NodePlan, files: Iterable[RenderedFile], nonce: 
     }
 
 
+def stored_spec(plan: Plan, node: NodePlan) -> dict[str, Any]:
+    """The spec as it is kept in the node's folder: node.json."""
+    spec = node_spec(plan, node, (), "")
+    return {key: value for key, value in sorted(spec.items()) if key not in ("files", "nonce")}
+
+
 @cache
 def _source(name: str) -> str:
     return (_NODE_SOURCES / name).read_text(encoding="utf-8")
