@@ -37,8 +37,8 @@ class Printer(Protocol):
     logs: bool  # whether log lines are wanted at all
     bars: bool  # whether the states of unfinished progress bars are wanted
 
-    def line(self, feed: Feed, line: Line) -> None:
-        """A line of a rank's log."""
+    def lines(self, feed: Feed, lines: Sequence[Line]) -> None:
+        """Lines of a rank's log."""
         ...
 
     def events(self, batch: Sequence[Event], snapshot: Snapshot) -> None:
@@ -146,7 +146,7 @@ class Headless:
         self._gone = False  # the engine is gone for good
         self._asking: set[asyncio.Task[None]] = set()
         self._events = EventFeed(session.run_dir / "events.jsonl")
-        self._pump = LogPump(session.run_dir, printer.line, self._clock, bars=printer.bars, complain=printer.say)
+        self._pump = LogPump(session.run_dir, printer.lines, self._clock, bars=printer.bars, complain=printer.say)
 
     async def run(self) -> int:
         """Follow the run; returns the status to exit with."""

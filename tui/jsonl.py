@@ -14,6 +14,9 @@ from tui.outlet import Outlet
 from tui.pump import Feed
 from tui.text_lines import Narrator
 
+# Made once: `json.dumps` with arguments makes one for each call, which shows with a million lines.
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 
 class JsonPrinter:
     """`event` and `log` objects as they come, one `summary` last.
@@ -28,20 +31,22 @@ class JsonPrinter:
         self._narrator = narrator
         self._clock = clock
 
-    def line(self, feed: Feed, line: Line) -> None:
-        """One line of a log; `ts` is when we read it."""
-        record: dict[str, Any] = {
+    def lines(self, feed: Feed, lines: Sequence[Line]) -> None:
+        """Lines of a log; `ts` is when we read them."""
+        same = {
             "type": "log",
             "ts": rfc3339(self._clock.wall()),
             "host": feed.host,
             "rank": feed.rank,
             "attempt": feed.attempt,
-            "line_no": line.number,
-            "text": line.text,
         }
-        if line.partial:
-            record["partial"] = True
-        self._write(record)
+        partial = {"partial": True}
+        self._write(
+            *(
+                {**same, "line_no": line.number, "text": line.text, **(partial if line.partial else {})}
+                for line in lines
+            )
+        )
 
     def events(self, batch: Sequence[Event], snapshot: Snapshot) -> None:
         """Life-cycle events as they stand in events.jsonl."""
@@ -60,5 +65,5 @@ class JsonPrinter:
         """The last line is a summary also where the job runs on; its phase says so."""
         self.summary(snapshot)
 
-    def _write(self, record: Mapping[str, Any]) -> None:
-        self._out.put(json.dumps(record, separators=(",", ":")) + "\n")
+    def _write(self, *records: Mapping[str, Any]) -> None:
+        self._out.put("".join(f"{_encode(record)}\n" for record in records))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,11 +31,11 @@ class Feed:
 
 
 class LogPump:
-    """Reads what is new in all logs and gives each line to `sink`.
+    """Reads what is new in all logs and gives the lines to `sink`.
 
     Args:
         run_dir: what the snapshot's paths are relative to.
-        sink: gets every line, whole ones once.
+        sink: gets every line once, those of one look together.
         clock: for the rate of progress bars.
         bars: True to hand on the state of unfinished `\\r` lines too, as partial lines.
         wanted: which ranks; None is all.
@@ -45,7 +45,7 @@ class LogPump:
     def __init__(
         self,
         run_dir: Path,
-        sink: Callable[[Feed, Line], None],
+        sink: Callable[[Feed, Sequence[Line]], None],
         clock: Clock,
         *,
         bars: bool,
@@ -121,14 +121,14 @@ class LogPump:
         if last is not None:
             self._hand_on(feed, (last,))
 
-    def _hand_on(self, feed: Feed, lines: Iterable[Line]) -> None:
-        for line in lines:
-            if feed.bar_text:
-                # What was printed as the bar's state is not printed again as its last.
-                printed, feed.bar_text = feed.bar_text, ""
-                if line.text == printed:
-                    continue
-            self._sink(feed, line)
+    def _hand_on(self, feed: Feed, lines: Sequence[Line]) -> None:
+        if feed.bar_text and lines:
+            # What was printed as the bar's state is not printed again as its last.
+            printed, feed.bar_text = feed.bar_text, ""
+            if lines[0].text == printed:
+                lines = lines[1:]
+        if lines:
+            self._sink(feed, lines)
 
     def _show_bar(self, feed: Feed) -> None:
         now = self._clock.monotonic()
@@ -138,4 +138,4 @@ class LogPump:
         text = pending.text
         if text and text != feed.bar_text:
             feed.bar_at, feed.bar_text = now, text
-            self._sink(feed, pending)
+            self._sink(feed, (pending,))

@@ -60,10 +60,11 @@ class TextPrinter:
         self._first_attempt = first.attempt
         self._telling = False
 
-    def line(self, feed: Feed, line: Line) -> None:
+    def lines(self, feed: Feed, lines: Sequence[Line]) -> None:
         """`host:rank | text`."""
-        text = coloured(line.raw) if self._color else line.text
-        self._out.put(f"{self._prefixes.text(feed.host, feed.rank)}{text}\n")
+        prefix = self._prefixes.text(feed.host, feed.rank)
+        texts = (coloured(line.raw) if self._color else line.text for line in lines)
+        self._out.put("".join(f"{prefix}{text}\n" for text in texts))
 
     def events(self, batch: Sequence[Event], snapshot: Snapshot) -> None:
         """Tell what happened, from the beginning of the attempt that we came in."""

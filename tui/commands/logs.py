@@ -154,11 +154,10 @@ def _print_lines(choice: Choice, file: LogFile, prefixes: Prefixes, color: bool)
                 data = feed.tail.poll(BLOCK_BYTES)
             if not data:
                 break
-            for line in feed.lines.feed(data):
-                show(feed, line)
+            show(feed, feed.lines.feed(data))
         last = feed.lines.flush()
         if last is not None:
-            show(feed, last)
+            show(feed, (last,))
         sys.stdout.buffer.flush()
     finally:
         feed.tail.close()
@@ -170,17 +169,19 @@ def _feed(choice: Choice, file: LogFile) -> Feed:
     return Feed(file.rank, file.host, file.attempt, LogTail(file.path, start))
 
 
-def _shower(choice: Choice, prefixes: Prefixes, color: bool) -> Callable[[Feed, Line], None]:
-    """Writes a line where it is wanted; whoever calls it flushes."""
+def _shower(choice: Choice, prefixes: Prefixes, color: bool) -> Callable[[Feed, Sequence[Line]], None]:
+    """Writes lines where they are wanted; whoever calls it flushes."""
     from tui.sgr import coloured
 
     stdout = sys.stdout.buffer
 
-    def show(feed: Feed, line: Line) -> None:
-        text = line.text
-        if choice.pattern is None or choice.pattern.search(text):
-            shown = f"{prefixes.text(feed.host, feed.rank)}{coloured(line.raw) if color else text}\n"
-            stdout.write(shown.encode("utf-8", "surrogateescape"))
+    def show(feed: Feed, lines: Sequence[Line]) -> None:
+        prefix = prefixes.text(feed.host, feed.rank)
+        for line in lines:
+            text = line.text
+            if choice.pattern is None or choice.pattern.search(text):
+                shown = coloured(line.raw) if color else text
+                stdout.write(f"{prefix}{shown}\n".encode("utf-8", "surrogateescape"))
 
     return show
 
