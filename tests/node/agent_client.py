@@ -273,21 +273,21 @@ class Node:
     def clean_up(self) -> None:
         """Leave nothing, whatever the test left."""
         for bridge in self.bridges:
-            if bridge.process.poll() is None:
-                bridge.close()
-            elif bridge.process.stdout is not None:
-                bridge.process.stdout.close()
+            bridge.close()
         if (self.node_dir / "node.json").exists() and (self.node_dir / "agent.py").exists():
             self.stop_by_hand("--kill")
-            info = self.node_dir / "agent.json"
-            pid = self.agent_pid() if info.exists() else 0
-            if pid and is_alive(pid) and b"TRAINUI1" in Path(f"/proc/{pid}/cmdline").read_bytes() + b"TRAINUI1":
-                mine = (Path(f"/proc/{pid}/comm").read_text().strip()) == "trainui-agent"
-                if mine and str(self.node_dir / "agent.lock") in {
-                    os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.exists()
-                }:
-                    os.kill(pid, signal.SIGTERM)
-                    self.wait_for(lambda: not is_alive(pid), "the agent's end")
+            pid = self.agent_pid() if (self.node_dir / "agent.json").exists() else 0
+            if pid and is_alive(pid) and self.holds_the_lock(pid):
+                os.kill(pid, signal.SIGTERM)
+                self.wait_for(lambda: not is_alive(pid), "the agent's end")
+
+    def holds_the_lock(self, pid: int) -> bool:
+        """True for this node's agent, so that no other process is ever signalled."""
+        try:
+            open_files = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+        except OSError:
+            return False
+        return any(name.startswith(str(self.node_dir / "agent.lock")) for name in open_files)
 
 
 def is_alive(pid: int) -> bool:
