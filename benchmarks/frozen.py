@@ -56,7 +56,8 @@ def ours(place: Workplace, freeze: bool) -> float:
     """Under trainui; afterwards every byte must be in the logs."""
     this = Round(place)
     config = place.config("writers", this.command, RANKS)
-    took = this.run(place.popen([TRAINUI, str(config), "--no-ui"], stdout=subprocess.DEVNULL), freeze)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    took = this.run(place.popen([TRAINUI, str(config), "--no-ui"], **quiet), freeze)
     logs = list((place.folder / "runs" / "writers" / "latest").glob("nodes/*/attempt_0/rank_*.log"))
     if [log.stat().st_size for log in logs] != [BYTES // RANKS] * RANKS:
         raise RuntimeError(f"the logs are not complete: {[log.stat().st_size for log in logs]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import statistics
@@ -77,6 +78,16 @@ def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None
         time.sleep(0.002)
 
 
+def engine_lives(run: Path) -> bool:
+    """True while an engine holds the run's lock."""
+    with (run / "engine.lock").open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 @dataclass
 class Workplace:
     """A folder and an environment of this benchmark's own."""
@@ -117,8 +128,8 @@ class Workplace:
 
     def wait_engines(self) -> None:
         """Until the engines of finished runs have left, so that they do not slow down the next contestant."""
-        runs = self.folder / "runs"
-        wait_for(lambda: not list(runs.glob("*/*/engine.json")), 20, "the engine to leave")
+        runs = [path.parent for path in (self.folder / "runs").glob("*/2*/engine.lock")]
+        wait_for(lambda: not any(map(engine_lives, runs)), 20, "the engine to leave")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -175,5 +176,14 @@ def trainui(tmp_path: Path) -> Iterator[TrainUI]:
 
 
 def _unfinished(run_root: Path) -> list[Path]:
-    found = [p.parent for p in run_root.glob("*/*/plan.json") if not p.parent.is_symlink()]
-    return [run for run in found if not (run / "summary.json").exists() or (run / "engine.json").exists()]
+    found = [path.parent for path in run_root.glob("*/*/engine.lock") if not path.parent.is_symlink()]
+    return [run for run in found if not (run / "summary.json").exists() or _engine_lives(run)]
+
+
+def _engine_lives(run: Path) -> bool:
+    with (run / "engine.lock").open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

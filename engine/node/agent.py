@@ -1217,6 +1217,7 @@ class Agent:
         rank.recorded = False
         self._record(rank)
         self._dirty = True
+        self._read_beats()  # its last step, which nobody would read once everything is down
         self._tell_end(rank)
 
     def _tell_end(self, rank: Rank) -> None:
@@ -1512,9 +1513,11 @@ class Agent:
             self._next_full = now + FULL_SCAN_S
         self.family.refresh(full)
         self._ledger_due = True
-        attempt = self.attempt
-        assert attempt is not None
-        for beat in self.beats.poll(self._rank_of, attempt.number):
+        self._read_beats()
+
+    def _read_beats(self) -> None:
+        assert self.attempt is not None
+        for beat in self.beats.poll(self._rank_of, self.attempt.number):
             self.broadcast(beat)
 
     def _rank_of(self, pid: int, written: Any) -> Optional[int]:

@@ -39,14 +39,14 @@ def test_every_config_can_be_planned(in_checkout: Any, name: str) -> None:
 
 
 def test_the_demo_trains_on_four_ranks(in_checkout: Any) -> None:
-    done = in_checkout.run("configs/demo.yml", fast("--steps", "300"), "--no-ui")
+    done = in_checkout.run("configs/demo.yml", fast("--steps", "500"), "--no-ui")
     assert done.returncode == 0, done.stdout + done.stderr
-    losses = [float(found) for found in re.findall(r"step \d+/300 loss (\S+) acc", done.stdout)]
-    assert len(losses) == 30
+    losses = [float(found) for found in re.findall(r"step \d+/500 loss (\S+) acc", done.stdout)]
+    assert len(losses) == 50
     assert losses[-1] < 0.5 * losses[0], losses
     said = summary(in_checkout.run_root, "demo")
     assert [(rank["rank"], rank["exit_code"]) for rank in said["ranks"]] == [(0, 0), (1, 0), (2, 0), (3, 0)]
-    assert {rank["step"] for rank in said["ranks"]} == {300}
+    assert {rank["step"] for rank in said["ranks"]} == {500}
     assert {rank["heartbeat"]["source"] for rank in said["ranks"]} == {"file"}
 
 
