@@ -116,6 +116,8 @@ async def _console(paths: RunPaths, opener: Opener, view: View, signals: SignalI
         if number != signal.SIGHUP and not view.read_only:
             await session.do(StopJob(origin="sigint" if number == signal.SIGINT else "other"))
     signals.close()
+    if view.no_color:
+        os.environ["NO_COLOR"] = "1"  # what Textual looks at
     from tui.app import run_console  # ~0.7 s: after the job was started, not before
 
     try:
