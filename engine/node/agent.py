@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -21,6 +22,7 @@ import stat
 import struct
 import sys
 import time
+import traceback
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NoReturn, Optional, Set, Tuple
 
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE of sysexits.h
@@ -33,6 +35,7 @@ SURVIVORS_AFTER_S = 10.0  # SIGKILL acts at once, except on a process that waits
 LINGER_S = 10.0  # the agent's stay after everything is down and nobody is connected
 SCAN_S = 1.0
 FULL_SCAN_S = 10.0
+SPARE_FDS = 16
 MAX_BACKLOG = 8 * 1024 * 1024  # bytes kept for a slow reader
 MAX_HEADER = 1024 * 1024
 FIND_AGENT_S = 20.0  # until a lock's holder has a socket
@@ -124,10 +127,16 @@ def read_json(path: str) -> Dict[str, Any]:
 
 
 def read_file(path: str, limit: int = 1 << 20) -> bytes:
-    """The first `limit` bytes of a file, b"" where it cannot be read."""
+    """The first `limit` bytes of a file, b"" where it cannot be read.
+
+    Raises:
+        OSError: this process can open nothing at all now. To take that for "there is no such process" would be fatal.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except OSError as err:
+        if err.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise
         return b""
     try:
         return os.read(fd, limit)
@@ -780,10 +789,9 @@ class Agent:
                 self._tick()
                 troubles = 0
             except Exception:  # a bug of ours must not orphan the ranks: write it down and go on
-                import traceback
-
-                log("unexpected: " + traceback.format_exc())
                 troubles += 1
+                if troubles < 10 or troubles % 100 == 0:
+                    log("unexpected, %d in a row: %s" % (troubles, traceback.format_exc()))
                 time.sleep(min(1.0, 0.01 * troubles))
         self._leave()
 
@@ -890,7 +898,9 @@ class Agent:
             self._selector.unregister(self._listener)
             self._listen_at = time.monotonic() + 1.0
             return
-        if peer_uid(sock) != os.getuid():
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if peer_uid(sock) != os.getuid() or (limit != resource.RLIM_INFINITY and sock.fileno() > limit - SPARE_FDS):
+            # Without descriptors of our own we could neither look at processes nor write down their ends.
             sock.close()
             return
         sock.setblocking(False)
@@ -1987,8 +1997,6 @@ def _daemonise(
         agent.run()
         status = 0
     except BaseException:  # the last words of a process that nobody watches
-        import traceback
-
         log("the agent could not run: " + traceback.format_exc())
     finally:
         os._exit(status)

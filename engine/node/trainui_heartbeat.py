@@ -14,6 +14,8 @@ disk (a daemon thread writes), and without `TRAINUI_HEARTBEAT_DIR` in the enviro
 child publishes nothing until it calls one of these functions itself, and then under its own pid.
 """
 
+from __future__ import annotations
+
 import atexit
 import collections
 import json
@@ -32,7 +34,7 @@ _MAX_WAITING = 256  # records kept while a disk does not take them
 class _Publisher:
     """The state of this process, and the thread that writes it down."""
 
-    def __init__(self, folder):
+    def __init__(self, folder: str) -> None:
         self._folder = folder
         self._run_id = os.environ.get("TRAINUI_RUN_ID", "")
         self._rank = _number(os.environ.get("RANK", os.environ.get("GROUP_RANK", "0")), 0)
@@ -40,11 +42,11 @@ class _Publisher:
         self._pid = os.getpid()
         self._fd = -1
         self._torn = False
-        self._iteration = None
+        self._iteration: int | None = None
         self._sequence = 0
         self._phase = "init"
-        self._checkpoints = []
-        self._waiting = collections.deque(maxlen=_MAX_WAITING)
+        self._checkpoints: list[str | None] = []
+        self._waiting: collections.deque[dict[str, object]] = collections.deque(maxlen=_MAX_WAITING)
         self._moved = False
         self._ending = False
         self._wake = threading.Event()
@@ -52,12 +54,12 @@ class _Publisher:
         self._thread = threading.Thread(target=self._run, name="trainui-heartbeat", daemon=True)
         self._thread.start()
 
-    def say(self, event):
+    def say(self, event: str) -> None:
         """Have a record of the present state written soon."""
         self._waiting.append(self._record(event))
         self._wake.set()
 
-    def step(self, iteration):
+    def step(self, iteration: int | None) -> None:
         self._iteration = self._iteration_after(iteration)
         self._sequence += 1
         if self._phase == "init":
@@ -66,33 +68,33 @@ class _Publisher:
             self._moved = True
             self._wake.set()
 
-    def _iteration_after(self, iteration):
+    def _iteration_after(self, iteration: int | None) -> int:
         if iteration is not None:
             return int(iteration)
         return 0 if self._iteration is None else self._iteration + 1
 
-    def set_phase(self, name):
+    def set_phase(self, name: str) -> None:
         self._phase = str(name)
         self.say("heartbeat")
 
-    def begin_checkpoint(self, identity):
+    def begin_checkpoint(self, identity: str | None) -> None:
         self._checkpoints.append(identity)
         self.say("checkpoint_start")
 
-    def end_checkpoint(self, identity):
+    def end_checkpoint(self, identity: str | None) -> None:
         self.say("checkpoint_end")
         if identity in self._checkpoints:
             self._checkpoints.remove(identity)
         self._sequence += 1
 
-    def end(self):
+    def end(self) -> None:
         """The process ends: give the thread a moment for what is left to write."""
         self.say("process_end")
         self._ending = True
         self._wake.set()
         self._thread.join(_LAST_WORDS_S)
 
-    def _record(self, event):
+    def _record(self, event: str) -> dict[str, object]:
         return {
             "event": event,
             "run_id": self._run_id,
@@ -106,7 +108,7 @@ class _Publisher:
             "timestamp_unix_ns": time.time_ns(),
         }
 
-    def _run(self):
+    def _run(self) -> None:
         due = time.monotonic() + self._interval
         said_at = 0.0
         while True:
@@ -129,7 +131,7 @@ class _Publisher:
             except Exception:  # the training must not learn of our troubles
                 time.sleep(min(1.0, self._interval))
 
-    def _write(self, record):
+    def _write(self, record: dict[str, object]) -> None:
         try:
             if self._fd < 0:
                 os.makedirs(self._folder, exist_ok=True)
@@ -152,10 +154,10 @@ def _number(text, default, kind=int):
         return default
 
 
-_publisher = None
+_publisher: _Publisher | None = None
 
 
-def _get():
+def _get() -> _Publisher | None:
     global _publisher
     if _publisher is None:
         folder = os.environ.get("TRAINUI_HEARTBEAT_DIR")
@@ -164,7 +166,7 @@ def _get():
     return _publisher
 
 
-def step(iteration=None):
+def step(iteration: int | None = None) -> None:
     """One more step is done. Cheap enough for every step.
 
     Args:
@@ -178,7 +180,7 @@ def step(iteration=None):
         pass
 
 
-def phase(name):
+def phase(name: str) -> None:
     """What the process does now, in a word: "loading", "training", "evaluating"."""
     try:
         publisher = _get()
@@ -191,10 +193,10 @@ def phase(name):
 class checkpoint:
     """While the block runs, a checkpoint is written, and that may take long."""
 
-    def __init__(self, iteration=None):
+    def __init__(self, iteration: int | None = None) -> None:
         self._identity = None if iteration is None else str(iteration)
 
-    def __enter__(self):
+    def __enter__(self) -> checkpoint:
         try:
             publisher = _get()
             if publisher is not None:
@@ -203,23 +205,22 @@ class checkpoint:
             pass
         return self
 
-    def __exit__(self, *_exc):
+    def __exit__(self, *_exc: object) -> None:
         try:
             publisher = _get()
             if publisher is not None:
                 publisher.end_checkpoint(self._identity)
         except Exception:  # the training must not learn of our troubles
             pass
-        return False
 
 
-def _forget():
+def _forget() -> None:
     """In a forked child: the thread stayed behind, and the file is the parent's."""
     global _publisher
     _publisher = None
 
 
-def _say_goodbye():
+def _say_goodbye() -> None:
     try:
         if _publisher is not None:
             _publisher.end()

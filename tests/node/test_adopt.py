@@ -272,8 +272,10 @@ def test_started_twice_at_once(node: Any) -> None:
         bridge.send("start", attempt=0)
     states = [bridge.until(lambda f: f["t"] == "state", "a state") for bridge in bridges]
     assert len({state["pid"] for state in states}) == 1
-    pids = {b.until(lambda f: f["t"] in ("spawned", "state") and _pid(f), "the rank") and b.state()["ranks"][0]["pid"]
-            for b in bridges}
+    pids = {
+        b.until(lambda f: f["t"] in ("spawned", "state") and _pid(f), "the rank") and b.state()["ranks"][0]["pid"]
+        for b in bridges
+    }
     assert len(pids) == 1
     node.wait_for(node.log, "output")
     bridges[1].ask("stop", grace_s=5)
