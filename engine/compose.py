@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from engine.preflight import Finding
 
 NOBODY_LOOKS = "no engine is looking after this run; `trainui attach` starts one"
+NEVER_STARTED = "this run was rendered (--dry-run) and never started; `trainui restart` starts it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +175,9 @@ def replayed(paths: RunPaths) -> Snapshot:
     """
     plan = load_plan(paths)
     state = initial(plan)
-    if paths.events.is_file():
-        state = replay(state, read_lines(paths.events))
+    if not paths.events.is_file():
+        return to_snapshot(state, (*plan.warnings, NEVER_STARTED))
+    state = replay(state, read_lines(paths.events))
     findings = plan.warnings if state.phase.final else (*plan.warnings, NOBODY_LOOKS)
     return to_snapshot(state, findings)
 
