@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -74,7 +74,7 @@ def rank_log(folder: str, attempt: int, rank: int) -> str:
 
 
 @contextmanager
-def explained(what: Path) -> Iterator[None]:
+def explained(what: Path) -> Generator[None]:
     """Turn an OSError on `what` into a sentence.
 
     Raises:

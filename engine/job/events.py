@@ -205,7 +205,8 @@ def event_from_json(line: dict[str, Any]) -> tuple[Event, float]:
             body[key] = from_rfc3339(body[key])
     for key in ("survivors", "tail"):
         if key in body:
-            body[key] = tuple(tuple(item) if isinstance(item, list) else item for item in body[key])
+            items: list[Any] = body[key]
+            body[key] = tuple(tuple(item) if key == "tail" else item for item in items)
     at = from_rfc3339(line["at"])
     if at is None:
         raise ValueError("an event without a time")

@@ -37,7 +37,7 @@ class _Publisher:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._run_id = os.environ.get("TRAINUI_RUN_ID", "")
-        self._rank = _number(os.environ.get("RANK", os.environ.get("GROUP_RANK", "0")), 0)
+        self._rank = int(_number(os.environ.get("RANK", os.environ.get("GROUP_RANK", "0")), 0))
         self._interval = max(0.05, _number(os.environ.get("TRAINUI_HEARTBEAT_INTERVAL_S"), _DEFAULT_INTERVAL_S, float))
         self._pid = os.getpid()
         self._fd = -1
@@ -147,10 +147,10 @@ class _Publisher:
             pass  # the next one may succeed
 
 
-def _number(text, default, kind=int):
+def _number(text: str | None, default: float, kind: type[int] | type[float] = int) -> float:
     try:
-        return kind(text)
-    except (TypeError, ValueError):
+        return default if text is None else kind(text)
+    except ValueError:
         return default
 
 
