@@ -192,7 +192,9 @@ def _call(name: str, rest: list[str]) -> int:
     declared: click.Command = getattr(import_module(f"tui.commands.{name}"), name)
     program = "trainui" if name == "run" else f"trainui {name}"
     try:
-        result: object = declared.main(rest, prog_name=program, standalone_mode=False)
+        # Not `main`: it has its own ideas about Ctrl-C and a closed stdout.
+        with declared.make_context(program, rest) as context:
+            result: object = declared.invoke(context)
     except click.exceptions.Exit as end:
         return end.exit_code
     except click.Abort:

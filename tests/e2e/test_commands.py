@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -245,3 +247,41 @@ def test_a_config_from_stdin_with_overrides(desk: Any) -> None:
     assert done.returncode == 0, done.stderr
     assert "| X is 007" in done.stdout
     assert desk.the_run().parent.name == "piped"
+
+
+def test_a_reader_that_has_seen_enough_is_no_fault(desk: Any) -> None:
+    code = "for i in range(200000): print('line', i)"
+    assert desk.run(desk.job(code, 1), "--no-ui", "--quiet").returncode == 0
+    for words in ("logs", "logs --rank 0", "logs --grep line -f"):
+        script = f"{desk.trainui.command} {words} | head -1; echo ${{PIPESTATUS[0]}}"
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=desk.cwd, env=desk.trainui.env, capture_output=True, text=True
+        )
+        assert done.stdout.split("\n")[-2] == "141"  # as of any command that SIGPIPE ended
+        assert "line 0" in done.stdout
+        assert done.stderr == ""
+
+
+def test_a_full_disk_behind_stdout_is_one_line(desk: Any) -> None:
+    assert desk.run(desk.job("print(1)", 1), "--no-ui", "--quiet").returncode == 0
+    for words in ("status", "ls", "logs"):
+        script = f"exec {desk.trainui.command} {words} > /dev/full"
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=desk.cwd, env=desk.trainui.env, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (74, "trainui: no space left on device\n")
+
+
+def test_stop_goes_on_when_the_engine_dies_meanwhile(desk: Any) -> None:
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    )
+    front = desk.start(desk.job(code, stop={"grace_s": 4}), "--no-ui")
+    desk.until(lambda: desk.out().count("| up") == 2, "all ranks")
+    stop = desk.start("stop", log="stop")
+    desk.until(lambda: "SIGKILL in" in desk.err("stop"), "the stop")
+    os.kill(json.loads((desk.the_run() / "engine.json").read_text())["pid"], signal.SIGKILL)
+    assert desk.ends(stop) == 0
+    assert "asking again" in desk.err("stop")
+    assert desk.ends(front) == 143
+    desk.nothing_lives()
