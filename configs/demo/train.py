@@ -146,7 +146,7 @@ class Training:
 
 
 def say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+    print(text, flush=True)
 
 
 if __name__ == "__main__":
