@@ -102,7 +102,8 @@ def test_no_descriptor_left(node: Any) -> None:
     node.wait_for((node.cwd / "up").exists, "the rank")
     info = node.json("agent.json")
     used = len(os.listdir(f"/proc/{info['pid']}/fd"))
-    resource.prlimit(info["pid"], resource.RLIMIT_NOFILE, (used + 3, used + 3))
+    before = resource.prlimit(info["pid"], resource.RLIMIT_NOFILE)
+    resource.prlimit(info["pid"], resource.RLIMIT_NOFILE, (used + 3, before[1]))
     crowd = [socket.socket(socket.AF_UNIX) for _ in range(10)]
     for one in crowd:
         one.connect(info["socket"])
@@ -112,6 +113,7 @@ def test_no_descriptor_left(node: Any) -> None:
         one.close()
     state = bridge.end()
     assert state["ranks"][0]["code"] == 3 and node.left() == []
+    resource.prlimit(info["pid"], resource.RLIMIT_NOFILE, before)
 
 
 @pytest.fixture
