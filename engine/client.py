@@ -184,7 +184,8 @@ def start_engine(paths: RunPaths, *, restart: bool = False) -> None:
     boot = _boot_script()
     command = [sys.executable, "-P", str(boot), "--engine", str(paths.root), *(["--restart"] * restart)]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
     os.set_blocking(process.stdout.fileno(), False)
     said = b""
     deadline = time.monotonic() + START_TIMEOUT_S

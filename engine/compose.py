@@ -80,7 +80,7 @@ def prepare(
     root = run_root or (Path(config.run_root) if config.run_root else default_run_root(environ))
     root = (cwd / root.expanduser()).resolve()
     assert config.name is not None  # the loader fills it in
-    run_id = new_run_id(datetime.now())
+    run_id = new_run_id(datetime.now().astimezone())
     facts = probe_local(environ, str(cwd))
     plan = make_plan(config, (facts,), run_id=run_id, run_dir=str(root / config.name / run_id))
     plan = replace(plan, warnings=(*loaded.warnings, *plan.warnings))

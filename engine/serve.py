@@ -31,7 +31,8 @@ log = logging.getLogger("trainui.engine")
 LINGER_S = 1.0
 # A front end that has just started us needs this long at the most to connect (seconds).
 FIRST_VISIT_S = 10.0
-LOCK_PATIENCE_S = 3.0
+LOCK_TRIES = 60
+LOCK_PAUSE_S = 0.05
 READY = b"ready\n"
 
 
@@ -92,11 +93,12 @@ async def _serve(paths: RunPaths, *, restart: bool) -> int:
 
 
 async def _lock(paths: RunPaths) -> int | None:
-    deadline = time.monotonic() + LOCK_PATIENCE_S
-    while (fd := take_lock(paths)) is None and time.monotonic() < deadline:
-        # Either an engine lives, or somebody is only asking whether one does.
-        await asyncio.sleep(0.05)
-    return fd
+    # Either an engine lives, or somebody is only asking whether one does.
+    for _ in range(LOCK_TRIES):
+        if (fd := take_lock(paths)) is not None:
+            return fd
+        await asyncio.sleep(LOCK_PAUSE_S)
+    return None
 
 
 def _say_ready() -> None:
@@ -212,9 +214,7 @@ class Engine:
         return {"ok": True}
 
 
-def update_frame(
-    sent: Snapshot | None, snapshot: Snapshot, events: tuple[Any, ...], now: float
-) -> dict[str, Any]:
+def update_frame(sent: Snapshot | None, snapshot: Snapshot, events: tuple[Any, ...], now: float) -> dict[str, Any]:
     """One update: the snapshot without ranks, and those ranks that changed since `sent` (None: all)."""
     known: dict[int, RankView] = {} if sent is None else {r.rank: r for r in sent.ranks}
     changed = [r for r in snapshot.ranks if known.get(r.rank) is not r and known.get(r.rank) != r]

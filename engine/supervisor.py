@@ -109,8 +109,7 @@ class Supervisor:
         findings = (*self._plan.warnings, *self._faults.values())
         snapshot = to_snapshot(self.state, findings)
         ranks = tuple(
-            replace(r, beat=seen[0], step=seen[1]) if (seen := self._beats.get(r.rank)) else r
-            for r in snapshot.ranks
+            replace(r, beat=seen[0], step=seen[1]) if (seen := self._beats.get(r.rank)) else r for r in snapshot.ranks
         )
         return replace(snapshot, ranks=ranks)
 

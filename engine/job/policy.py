@@ -29,9 +29,7 @@ def conclude(state: JobState, now: float) -> tuple[JobState, tuple[Effect, ...]]
         due = now + state.rules.restart_backoff_s
         state = replace(state, phase=Phase.PENDING, restart_at=due, fail_due=None, survivors={}, deadline=None)
         return state, (SetTimer(RESTART_TIMER, state.rules.restart_backoff_s),)
-    state = replace(
-        state, phase=phase, exit_status=status, ended_at=now, fail_due=None, survivors={}, deadline=None
-    )
+    state = replace(state, phase=phase, exit_status=status, ended_at=now, fail_due=None, survivors={}, deadline=None)
     return state, (Finish(),)
 
 

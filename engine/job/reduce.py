@@ -71,9 +71,7 @@ TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.STARTING: frozenset(
         {Phase.RUNNING, Phase.STOPPING, Phase.FAILED, Phase.SUCCEEDED, Phase.LOST, Phase.STOPPED, Phase.PENDING}
     ),
-    Phase.RUNNING: frozenset(
-        {Phase.STOPPING, Phase.SUCCEEDED, Phase.FAILED, Phase.LOST, Phase.STOPPED, Phase.PENDING}
-    ),
+    Phase.RUNNING: frozenset({Phase.STOPPING, Phase.SUCCEEDED, Phase.FAILED, Phase.LOST, Phase.STOPPED, Phase.PENDING}),
     Phase.STOPPING: frozenset(
         {Phase.STOPPED, Phase.FAILED, Phase.LOST, Phase.SUCCEEDED, Phase.PENDING, Phase.STARTING}
     ),
@@ -192,9 +190,7 @@ def _node_phase(state: JobState, event: NodePhase, now: float) -> Result:
 
 
 def _survivor(node_rank: int, host: str, found: dict[str, Any]) -> Survivor:
-    return Survivor(
-        node_rank, host, int(found["pid"]), str(found.get("state", "?")), str(found.get("command", ""))
-    )
+    return Survivor(node_rank, host, int(found["pid"]), str(found.get("state", "?")), str(found.get("command", "")))
 
 
 def _rank_spawned(state: JobState, event: RankSpawned, now: float) -> Result:

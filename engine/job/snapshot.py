@@ -129,8 +129,7 @@ class Snapshot:
             "exit_status": self.exit_status,
             "root_cause": None if cause is None else cause_to_json(cause),
             "nodes": [
-                {"node_rank": n.node_rank, "host": n.host, "state": str(n.state), "error": n.error}
-                for n in self.nodes
+                {"node_rank": n.node_rank, "host": n.host, "state": str(n.state), "error": n.error} for n in self.nodes
             ],
             "ranks": [rank_to_json(r, now) for r in self.ranks],
             "findings": list(self.findings),
@@ -226,9 +225,7 @@ def snapshot_from_json(data: dict[str, Any]) -> Snapshot:
         run_dir=data["run_dir"],
         attempt=data["attempt"],
         phase=Phase(data["phase"]),
-        nodes=tuple(
-            NodeView(n["node_rank"], n["host"], NodeState(n["state"]), n["error"]) for n in data["nodes"]
-        ),
+        nodes=tuple(NodeView(n["node_rank"], n["host"], NodeState(n["state"]), n["error"]) for n in data["nodes"]),
         ranks=tuple(rank_from_json(r) for r in data["ranks"]),
         started_at=from_rfc3339(data["started_at"]),
         ended_at=from_rfc3339(data["ended_at"]),
@@ -246,8 +243,7 @@ def snapshot_from_json(data: dict[str, Any]) -> Snapshot:
             tuple(Evidence(e["rank"], e["line_no"], e["text"]) for e in cause["evidence"]),
         ),
         survivors=tuple(
-            Survivor(s["node_rank"], s["host"], s["pid"], s["state"], s["command"])
-            for s in data.get("survivors", [])
+            Survivor(s["node_rank"], s["host"], s["pid"], s["state"], s["command"]) for s in data.get("survivors", [])
         ),
         findings=tuple(data["findings"]),
         stop_deadline=from_rfc3339(data.get("stop_deadline")),

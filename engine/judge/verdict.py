@@ -63,9 +63,7 @@ def rank_cause(rank: RankView, tail: tuple[Evidence, ...], error: str | None) ->
         last = f"; its last line: {tail[-1].text}" if tail else "; it printed nothing"
         kind, reason = "unknown", f"{who} exited with code {rank.exit_code}{after}{last}"
     evidence = (exception,) if exception and not error else tail[-1:]
-    return RootCause(
-        rank.rank, rank.node_rank, rank.host, kind, rank.exit_code, rank.signal, reason, evidence
-    )
+    return RootCause(rank.rank, rank.node_rank, rank.host, kind, rank.exit_code, rank.signal, reason, evidence)
 
 
 def node_cause(node: NodeView) -> RootCause:

@@ -94,7 +94,8 @@ class LocalLink:
             raise
 
     async def _shake_hands(self, process: asyncio.subprocess.Process, data: bytes, nonce: str) -> Channel:
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             process.stdin.write(data)
             await process.stdin.drain()

@@ -177,10 +177,7 @@ async def test_restart_is_a_new_attempt_of_the_same_run(lab: Any, tools: Any) ->
     await session.do(RestartJob())
     end = await lab.until(session, lambda s: s.attempt == 1 and s.phase.final, "the second attempt's end")
     assert end.phase is Phase.SUCCEEDED
-    first, second = (
-        (paths.root / f"nodes/{paths.root.joinpath('nodes').iterdir().__next__().name}/attempt_{a}/rank_00000.log").read_text()
-        for a in (0, 1)
-    )
+    first, second = (log.read_text() for log in sorted(paths.root.glob("nodes/*/attempt_*/rank_00000.log")))
     assert first.split()[0] == "0" and second.split()[0] == "1"
     assert first.split()[1] != second.split()[1]
 
