@@ -127,7 +127,7 @@ def test_stop_by_hand_without_an_agent_or_any_of_its_files(node: Any, client: An
     pids = node.wait_pids("it")
     node.kill_agent()
     for name in ("agent.json", "ledger.json", "agent.lock"):
-        (node.node_dir / name).unlink()
+        (node.node_dir / name).unlink(missing_ok=True)
     assert node.stop_by_hand("--grace", "5").returncode == 0
     assert not client.is_alive(pids["it"]) and node.left() == []
 
