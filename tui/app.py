@@ -10,7 +10,7 @@ from typing import Literal
 from engine.clock import Clock, SystemClock
 from engine.job.snapshot import Snapshot
 from engine.session import Session
-from tui.terminal import ExitSignals
+from tui.terminal import ExitSignals, screen_on_stdout
 
 Action = Literal["detached", "ended", "stopped", "terminated", "gone"]
 
@@ -46,7 +46,7 @@ async def run_console(
         reconnect: opens a new session where the engine vanished.
         clock: for ages; the machine's by default.
     """
-    with ExitSignals() as signals:
+    with ExitSignals() as signals, screen_on_stdout():
         # Read once, at Textual's import: we pace our own drawing, and its timer would only hold frames back.
         os.environ.setdefault("TEXTUAL_FPS", "240")
         from tui.console import Console  # 0.3 s

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import termios
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -93,6 +95,21 @@ def _let_go() -> None:
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     os.close(null)
+
+
+@contextmanager
+def screen_on_stdout() -> Iterator[None]:
+    """Textual draws on stderr. Where that is no terminal (`2> file`), let it draw on stdout."""
+    stderr = sys.__stderr__
+    if (stderr is not None and stderr.isatty()) or not os.isatty(1):
+        yield
+        return
+    with os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace") as file:
+        setattr(sys, "__stderr__", file)  # noqa: B010  "final" to the type checker; Textual reads it as it starts
+        try:
+            yield
+        finally:
+            setattr(sys, "__stderr__", stderr)  # noqa: B010
 
 
 def output_waits(driver: object) -> bool:

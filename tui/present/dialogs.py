@@ -64,12 +64,12 @@ def quit_question(snapshot: Snapshot, *, read_only: bool) -> Question:
     stop = Choice("x", "Stop it and quit", "stop", danger=True)
     stopping = snapshot.phase is Phase.STOPPING
     said = (
-        "The stop goes on without this console."
+        ("The stop goes on without this console.",)
         if stopping
-        else f"It runs on and stays looked after; trainui attach {label(snapshot.run_id)} comes back."
+        else ("It runs on and stays looked after.", f"trainui attach {label(snapshot.run_id)} comes back.")
     )
     choices = (stay, detach) if read_only else (stay, detach, stop)
-    return Question(f"Leave {label(snapshot.name)}?", (said,), choices)
+    return Question(f"Leave {label(snapshot.name)}?", said, choices)
 
 
 def refusal(action: str, snapshot: Snapshot, *, read_only: bool) -> str:

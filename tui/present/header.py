@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 
 from engine.job.snapshot import RankView, Snapshot
@@ -135,10 +136,14 @@ def _stopping(snapshot: Snapshot, now: float, glyphs: Glyphs) -> Spans:
     return [*spans, (who, "strong")]
 
 
-def verdict_row(snapshot: Snapshot, glyphs: Glyphs) -> Spans:
-    """Why it failed, in one row; [] where it did not."""
+def verdict_rows(snapshot: Snapshot, width: int, glyphs: Glyphs) -> list[Spans]:
+    """Why it failed, in one row, or two where it is long; [] where it did not fail."""
     cause = snapshot.root_cause
-    return [] if cause is None else [(f"{glyphs.failed} {label(cause.reason)}", "bad")]
+    if cause is None:
+        return []
+    wrapped = textwrap.wrap(f"{glyphs.failed} {label(cause.reason)}", max(10, width - 1)) or [""]
+    rows = wrapped[:1] if len(wrapped) == 1 else [wrapped[0], fit(" ".join(wrapped[1:]), width - 1, glyphs)]
+    return [[(row, "bad")] for row in rows]
 
 
 def log_title(rank: RankView, *, several_hosts: bool) -> str:

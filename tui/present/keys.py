@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tui.present.text import Glyphs, Spans, width_of
+from engine.job.snapshot import Snapshot
+from engine.model import Phase
+from tui.present.header import over
+from tui.present.text import Spans, width_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +35,11 @@ class Key:
 
 KEYS = (
     Key("job.stop", "x", "x", "ask('stop')", "Stop the job: SIGTERM, grace, SIGKILL (asks first)", "Stop", "job"),
-    Key("job.kill", "X", "X", "ask('kill')", "Kill the job at once (asks first)", "", "job"),
+    Key("job.kill", "X", "X", "ask('kill')", "Kill the job at once (asks first)", "Kill", "job"),
     Key("job.restart", "R", "R", "ask('restart')", "Restart the job (asks first)", "Restart", "job"),
-    Key("job.grace", "plus", "+", "more_grace", "Half a minute more before SIGKILL, while stopping", "", "job"),
+    Key(
+        "job.grace", "plus", "+", "more_grace", "Half a minute more before SIGKILL, while stopping", "More time", "job"
+    ),
     Key(
         "log.follow", "f,G,end", "f G End", "follow", "Follow the log; at its end again after a pause", "Follow", "log"
     ),
@@ -42,7 +47,7 @@ KEYS = (
     Key("log.next", "right_square_bracket", "]", "neighbour(1)", "Log of the next rank", "", "log"),
     Key("log.previous", "left_square_bracket", "[", "neighbour(-1)", "Log of the rank before", "", "log"),
     Key("view.zoom", "z", "z", "zoom", "Give the focused pane the whole screen, and back", "Zoom"),
-    Key("view.palette", "colon,ctrl+p", ": Ctrl+P", "command_palette", "Find an action by its name", ""),
+    Key("view.palette", "colon,ctrl+p", ": Ctrl+P", "command_palette", "Find an action by its name", "Actions"),
     Key("view.redraw", "ctrl+l", "Ctrl+L", "redraw", "Draw the screen anew"),
     Key("view.back", "escape", "Esc", "back", "Back: out of a zoom or the help; never quits"),
     Key("help", "question_mark,f1", "? F1", "help", "This list", "Help"),
@@ -82,16 +87,17 @@ def help_rows(*, read_only: bool) -> list[Spans]:
     return rows
 
 
-def foot_row(width: int, glyphs: Glyphs, *, read_only: bool, over: bool) -> Spans:
-    """The last row: as many keys as fit, with quit and help always among them."""
-    del glyphs
-    wanted = [k for k in KEYS if k.short and not (k.id in CHANGES_JOB and read_only)]
-    wanted = [k for k in wanted if not (over and k.id == "job.stop")]
+def foot_row(width: int, snapshot: Snapshot, *, read_only: bool) -> Spans:
+    """The last row: as many keys as fit, with quit and help always among them, and those that mean something now."""
+    stopping = snapshot.phase is Phase.STOPPING
+    hidden = {"job.stop"} if stopping or over(snapshot) else set[str]()
+    hidden |= CHANGES_JOB if read_only else set[str]()
+    hidden |= set[str]() if stopping else {"job.kill", "job.grace"}
+    wanted = [k for k in KEYS if k.short and k.id not in hidden]
     while True:
         spans: Spans = []
         for key in wanted:
-            first = key.shown.split()[0]
-            spans += [(f" {first}", "key"), (f" {key.short} ", "")]
+            spans += [(f" {key.shown.split()[0]}", "key"), (f" {key.short} ", "")]
         spare = [k for k in wanted if k.id not in ("quit", "help")]
         if width_of(spans) <= width or not spare:
             return spans

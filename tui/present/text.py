@@ -70,13 +70,13 @@ def width_of(spans: Iterable[Span]) -> int:
 
 
 def clock_text(seconds: float | None) -> str:
-    """`0:42:17`, `1d02h03m`; `-` for None."""
+    """`0:42:17`, `1d02h`; `-` for None."""
     if seconds is None:
         return "-"
     whole = max(0, int(seconds))
     days, rest = divmod(whole, 86400)
     if days:
-        return f"{days}d{rest // 3600:02d}h{rest % 3600 // 60:02d}m"
+        return f"{days}d{rest // 3600:02d}h"
     return f"{rest // 3600}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
 
 

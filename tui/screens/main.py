@@ -118,11 +118,12 @@ class MainScreen(Screen[None]):
         second = header.second_row(snapshot, now, self._glyphs)
         self.header.set_class(bool(second), "two")
         self.header.show(header.title_row(snapshot, now, width, self._glyphs), second)
-        cause = header.verdict_row(snapshot, self._glyphs)
+        cause = header.verdict_rows(snapshot, self.log_title.size.width or width, self._glyphs)
         self.verdict.set_class(bool(cause), "said")
-        self.verdict.show(cause)
+        self.verdict.set_class(len(cause) > 1, "two")
+        self.verdict.show(*cause)
         self.status.show(self._alarm or self._news)
-        self.foot.show(keys.foot_row(width, self._glyphs, read_only=self._read_only, over=header.over(snapshot)))
+        self.foot.show(keys.foot_row(width, snapshot, read_only=self._read_only))
         self.draw_log_title()
 
     def draw_log_title(self) -> None:

@@ -19,7 +19,7 @@ from engine.logs.index import LogIndex
 from engine.parse.ansi import MAX_CELLS
 from tui.present.text import UNICODE, Glyphs
 from tui.widgets.canvas import Canvas
-from tui.widgets.paint import ROLES, line_strip, wrap_points
+from tui.widgets.paint import ROLES, line_strip, over_all, wrap_points
 from tui.widgets.viewport import Row, Viewport
 
 WHEEL_ROWS = 3
@@ -231,7 +231,7 @@ class LogView(Canvas, can_focus=True):
         if span is not None:
             start, end = span
             end = strip.cell_length if end == -1 else end
-            marked = strip.crop(start, end).apply_style(Style(reverse=True))
+            marked = over_all(strip.crop(start, end), Style(reverse=True))
             strip = Strip.join([strip.crop(0, start), marked, strip.crop(end, strip.cell_length)])
         return strip.apply_offsets(0, y)
 

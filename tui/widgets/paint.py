@@ -58,6 +58,11 @@ def spans_strip(spans: Iterable[Span], width: int, base: Style) -> Strip:
     return Strip(segments).adjust_cell_length(width, base)
 
 
+def over_all(strip: Strip, style: Style) -> Strip:
+    """The strip with `style` on top of what each piece has."""
+    return Strip([Segment(text, (own or Style()) + style) for text, own, _ in strip], strip.cell_length)
+
+
 def line_strip(raw: bytes, max_cells: int, base: Style) -> Strip:
     """A log line as a strip as long as it is."""
     return Strip([Segment(text, base + ansi_style(style)) for text, style in ansi.styled(raw, max_cells)])

@@ -15,7 +15,7 @@ from textual.strip import Strip
 from tui.present.ranks import Row, choose_columns, head_text, row_spans
 from tui.present.text import UNICODE, Glyphs
 from tui.widgets.canvas import Canvas
-from tui.widgets.paint import spans_strip
+from tui.widgets.paint import over_all, spans_strip
 
 WHEEL_ROWS = 3
 
@@ -149,7 +149,7 @@ class RankTable(Canvas, can_focus=True):
         words = self._last_line(row.rank) if last else ""
         spans = row_spans(row, columns, last, words, self.glyphs, cursor=here)
         strip = spans_strip(spans, width, base)
-        return strip.apply_style(Style(reverse=True, dim=False)) if here and self.has_focus else strip
+        return over_all(strip, Style(reverse=True, dim=False)) if here and self.has_focus else strip
 
     def _shown(self, y: int) -> tuple[object, ...]:
         index = self._top + y - 1
