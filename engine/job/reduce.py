@@ -171,7 +171,10 @@ def _node_phase(state: JobState, event: NodePhase, now: float) -> Result:
     if event.attempt != state.attempt or state.phase.final:
         return state, ()
     node = state.nodes[event.node_rank]
-    error = event.error or (node.error if node.state is NodeState.FAILED else None)
+    if node.state is NodeState.FAILED:
+        # Told before: its failure may by now have stopped the others, which must not excuse it.
+        return state, ()
+    error = event.error
     prepared = any(state.ranks[r].state is not RankState.PENDING for r in state.node_ranks[event.node_rank])
     node_state = _AGENT_PHASES.get(event.phase, node.state)
     if event.phase == "down" and error and not prepared and state.stop is None:
