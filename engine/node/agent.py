@@ -35,6 +35,7 @@ SURVIVORS_AFTER_S = 10.0  # SIGKILL acts at once, except on a process that waits
 LINGER_S = 10.0  # the agent's stay after everything is down and nobody is connected
 SCAN_S = 1.0
 FULL_SCAN_S = 10.0
+SOCKET_CHECK_S = 5.0
 SPARE_FDS = 16
 MAX_BACKLOG = 8 * 1024 * 1024  # bytes kept for a slow reader
 MAX_HEADER = 1024 * 1024
@@ -468,6 +469,7 @@ class BeatFile:
         self.offset = 0
         self.rest = b""
         self.skipping = False  # inside a line that is too long to be a record
+        self.written_at = 0.0
 
     def read(self, path: str) -> List[bytes]:
         """The lines that were completed since the last time."""
@@ -485,6 +487,7 @@ class BeatFile:
                 # Nobody beats that fast. The newest record is the one that counts.
                 self.offset, self.rest, self.skipping = info.st_size - MAX_BEAT_READ, b"", True
             data = os.pread(fd, MAX_BEAT_READ, self.offset)
+            self.written_at = info.st_mtime
         except OSError:
             return []
         finally:
@@ -503,8 +506,9 @@ class BeatFile:
 class Beats:
     """The heartbeat directory of one attempt -> at most one record for each rank and second."""
 
-    def __init__(self, folder: str, run_id: str) -> None:
+    def __init__(self, folder: str, run_id: str, resumed: bool = False) -> None:
         self.latest: Dict[int, Frame] = {}
+        self._resumed = resumed  # the first look finds what an agent before us has seen already
         self._folder = folder
         self._run_id = run_id
         self._files: Dict[str, BeatFile] = {}
@@ -521,11 +525,15 @@ class Beats:
         except OSError:
             return []
         for name in names:
-            for line in self._files.setdefault(name, BeatFile()).read(os.path.join(self._folder, name)):
+            file = self._files.setdefault(name, BeatFile())
+            for line in file.read(os.path.join(self._folder, name)):
                 record = self._parse(line)
                 rank = None if record is None else rank_of(record["pid"], record.get("rank"))
                 if record is not None and rank is not None:
-                    changed[rank] = self._beat(record, rank, attempt)
+                    # When it was seen here, so that nobody has to trust another clock.
+                    at = min(time.time(), file.written_at) if self._resumed else time.time()
+                    changed[rank] = self._beat(record, rank, attempt, at)
+        self._resumed = False
         self.latest.update(changed)
         return list(changed.values())
 
@@ -539,7 +547,7 @@ class Beats:
         pid = record.get("pid")
         return record if isinstance(pid, int) and not isinstance(pid, bool) and 0 < pid < 1 << 31 else None
 
-    def _beat(self, record: Frame, rank: int, attempt: int) -> Frame:
+    def _beat(self, record: Frame, rank: int, attempt: int, at: float) -> Frame:
         before = self.latest.get(rank, {})
         iteration, sequence, phase = record.get("iteration"), record.get("progress_seq"), record.get("phase")
         return {
@@ -551,8 +559,7 @@ class Beats:
             "progress_seq": sequence if type(sequence) is int else before.get("progress_seq"),
             "phase": phase[:80] if isinstance(phase, str) else None,
             "checkpoint_active": record.get("checkpoint_active") is True,
-            # When it was seen here, so that nobody has to trust another clock.
-            "at": time.time(),
+            "at": at,
         }
 
 
@@ -762,7 +769,7 @@ class Agent:
         self._alone_since = now
         self._next_scan = now
         self._next_full = now + FULL_SCAN_S
-        self._next_socket_check = now + 60.0
+        self._next_socket_check = now + SOCKET_CHECK_S
         self._next_record_try = now
         self._save_at = now
         self._listen_at: Optional[float] = now
@@ -855,7 +862,7 @@ class Agent:
             self._next_scan = now + SCAN_S
             self._scan(now)
         if now >= self._next_socket_check:
-            self._next_socket_check = now + 60.0
+            self._next_socket_check = now + SOCKET_CHECK_S
             self._check_socket()
         if self._pending_records():
             self._write_records()
@@ -970,14 +977,21 @@ class Agent:
             self._alone_since = time.monotonic()
 
     def _check_socket(self) -> None:
-        """Cleaners of /tmp take old sockets away: then make a new one."""
+        """Cleaners of /tmp take old sockets away, and a logout the whole runtime folder: then make a new one."""
         if os.path.lexists(self._socket_path):
             return
-        try:
-            listener = bind_socket(self._socket_path)
-        except (OSError, Fatal) as err:
-            log("the socket is gone and cannot be made again: %s" % err)
+        listener = None
+        for path in [self._socket_path, *socket_paths(self.node_dir)]:
+            try:
+                listener = bind_socket(path)
+            except (OSError, Fatal):
+                continue
+            self._socket_path = path
+            break
+        if listener is None:
             return
+        log("the socket was gone, the new one is %s" % self._socket_path)
+        self._dirty = True
         if self._listen_at is None:
             self._selector.unregister(self._listener)
         self._listener.close()
@@ -1573,6 +1587,15 @@ class Agent:
         """Take over what an agent before this one left in this folder."""
         saved = read_json(os.path.join(self.node_dir, "agent.json"))
         ledger = read_json(os.path.join(self.node_dir, "ledger.json"))
+        try:
+            self._adopt(saved, ledger)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+            # Somebody spoiled the files. The marks in the processes' environments are still true.
+            log("agent.json or ledger.json cannot be used: " + traceback.format_exc())
+            self.attempt = None
+            self._adopt({}, {})
+
+    def _adopt(self, saved: Frame, ledger: Frame) -> None:
         same_boot = saved.get("boot_id", ledger.get("boot_id", self._boot_id)) == self._boot_id
         self._find_family(ledger if same_boot else {}, same_boot)
         living = self.family.living()
@@ -1592,7 +1615,7 @@ class Agent:
             for data in saved.get("ranks", []):
                 if data.get("rank") == rank.rank:
                     rank.load(data)
-        self.beats = Beats(os.path.join(self._attempt_dir(), "heartbeat"), self.spec["run_id"])
+        self.beats = Beats(os.path.join(self._attempt_dir(), "heartbeat"), self.spec["run_id"], resumed=True)
         if attempt.phase == DOWN and not living:
             self.family.adopting = False
             return

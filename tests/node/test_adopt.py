@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -303,8 +307,6 @@ def test_a_bridge_that_leaves_takes_nothing_with_it(node: Any, client: Any) -> N
 
 
 def test_who_does_not_read_does_not_hold_up_the_others(node: Any) -> None:
-    import socket
-
     node.runs(*["sleep 1000"] * 32)
     bridge = node.start()
     bridge.until(lambda f: f["t"] == "spawned" and f["rank"] == 31, "the last rank")
@@ -326,3 +328,96 @@ def test_who_does_not_read_does_not_hold_up_the_others(node: Any) -> None:
     assert bridge.ask("ping")["ok"]
     bridge.ask("stop", grace_s=5)
     bridge.end()
+
+
+def test_killed_between_a_ranks_start_and_its_entry(node: Any) -> None:
+    node.runs("echo $$ > it.pid; sleep 1000")
+    node.start()
+    pid = node.wait_pids("it")["it"]
+    node.kill_agent()
+    info = node.json("agent.json")
+    info["ranks"][0].update(pid=None, start_ticks=None, started_at=None)
+    (node.node_dir / "agent.json").write_text(json.dumps(info))
+    (node.node_dir / "ledger.json").unlink(missing_ok=True)
+    bridge = node.open()
+    assert bridge.state()["ranks"][0]["pid"] == pid
+    bridge.ask("stop", grace_s=5)
+    bridge.end()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "\0\0", '{"attempt": "x", "ranks": 5}', '{"attempt": 0, "ranks": [3], "phase": 1}']
+)
+def test_spoiled_files(node: Any, client: Any, text: str) -> None:
+    node.runs("echo $$ > it.pid; sleep 1000")
+    node.start()
+    pid = node.wait_pids("it")["it"]
+    node.kill_agent()
+    (node.node_dir / "agent.json").write_text(text)
+    (node.node_dir / "ledger.json").write_text('{"processes": [["a"], 3]}')
+    bridge = node.open()
+    state = bridge.state()
+    assert state["phase"] == "running" and state["ranks"][0]["pid"] == pid
+    bridge.ask("stop", grace_s=5)
+    bridge.end()
+    assert not client.is_alive(pid)
+
+
+def test_heartbeats_go_on_after_adoption(node: Any) -> None:
+    node.runs("echo $$ > it.pid; sleep 1000")
+    node.start()
+    pid = node.wait_pids("it")["it"]
+    path = node.node_dir / "attempt_0/heartbeat/rank_0.jsonl"
+
+    def write(iteration: int) -> None:
+        with path.open("a") as file:
+            record = {"event": "heartbeat", "run_id": node.run_id, "rank": 0, "pid": pid, "iteration": iteration}
+            file.write(json.dumps(record) + "\n")
+
+    write(1)
+    os.utime(path, (1000, 1000))
+    node.kill_agent()
+    bridge = node.open()
+    old = node.wait_for(lambda: bridge.state()["beats"].get("0"), "the old beat")
+    assert old["iteration"] == 1 and old["at"] == 1000, "what was written long ago is no sign of life"
+    write(2)
+    assert bridge.until(lambda f: f["t"] == "beat" and f["iteration"] == 2, "a new one")["at"] > 1_000_000
+    bridge.ask("stop", grace_s=0)
+    bridge.end()
+
+
+@pytest.fixture
+def runtime() -> Iterator[Path]:
+    """A private folder with a short path: a socket's has 108 bytes at most."""
+    folder = Path(tempfile.mkdtemp(prefix="t"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_the_runtime_folder_is_taken_away(node: Any, runtime: Path) -> None:
+    node.runs("sleep 1000")
+    bridge = node.open(env={**os.environ, "XDG_RUNTIME_DIR": str(runtime)})
+    bridge.ask("start", attempt=0)
+    pid = bridge.state()["pid"]
+    assert runtime in Path(node.json("agent.json")["socket"]).parents
+    shutil.rmtree(runtime)  # as the last logout does
+    again = node.open()
+    assert again.state()["pid"] == pid
+    assert bridge.ask("ping")["ok"], "the old channel still works"
+    again.ask("stop", grace_s=0)
+    again.end()
+
+
+def test_a_socket_folder_that_others_may_enter_is_refused(node: Any, runtime: Path) -> None:
+    (runtime / "trainui").mkdir()
+    (runtime / "trainui").chmod(0o755)
+    bridge = node.dial(env={**os.environ, "XDG_RUNTIME_DIR": str(runtime)})
+    told = bridge.until(lambda f: f["t"] == "fatal", "a refusal")
+    assert f"{runtime}/trainui must be a folder of yours with mode 0700" in told["error"]
+    assert bridge.process.wait(10) == 69
+
+
+def test_requests_that_came_with_the_spec(node: Any) -> None:
+    node.runs("exit 2")
+    bridge = node.dial(extra=b'{"t":"start","attempt":0}\n')
+    assert bridge.end()["ranks"][0]["code"] == 2
