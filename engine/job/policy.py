@@ -23,7 +23,7 @@ def conclude(state: JobState, now: float) -> tuple[JobState, tuple[Effect, ...]]
     """Everything is down: decide what this attempt was, and what follows."""
     state = _close_ranks(state)
     if state.restart_wanted:
-        return replace(state, restart_wanted=False), (BeginAttempt(state.attempt + 1, "restart"),)
+        return state, (BeginAttempt(state.attempt + 1, "restart"),)
     phase, status, state = _outcome(state)
     if phase is Phase.FAILED and _may_restart(state, now):
         due = now + state.rules.restart_backoff_s
