@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.clock import Clock, SystemClock
+from engine.errors import TrainUIError
 from engine.job.snapshot import Snapshot
 from engine.session import Session
 from tui.terminal import ExitSignals, screen_on_stdout
@@ -29,6 +30,12 @@ class ConsoleResult:
     snapshot: Snapshot
 
 
+class ConsoleFault(TrainUIError):
+    """A bug in the console itself."""
+
+    exit_status = 70  # EX_SOFTWARE of sysexits.h
+
+
 async def run_console(
     session: Session,
     *,
@@ -45,6 +52,9 @@ async def run_console(
         mouse: whether to take the mouse.
         reconnect: opens a new session where the engine vanished.
         clock: for ages; the machine's by default.
+
+    Raises:
+        ConsoleFault: a bug of ours; the terminal is as before, and the traceback is on it.
     """
     with ExitSignals() as signals, screen_on_stdout():
         # Read once, at Textual's import: we pace our own drawing, and its timer would only hold frames back.
@@ -60,6 +70,9 @@ async def run_console(
                 await console.bridge.close()
             if result is not None:
                 return result
-            if console.fault is not None:
-                raise console.fault
+            if console.return_code:  # a bug of ours; Textual printed where
+                raise ConsoleFault(
+                    "the console failed, the job is not touched by that",
+                    f"trainui attach {session.snapshot.run_id} opens it again, with --no-ui it works without a screen",
+                )
         return ConsoleResult("terminated", console.bridge.snapshot)

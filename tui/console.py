@@ -74,7 +74,6 @@ class Console(App[ConsoleResult]):
         if modest:
             self.theme = "ansi-dark"
         self.title = "trainui"
-        self.fault: Exception | None = None
         self.bridge = Bridge(session, self.post_message, reconnect)
         self._read_only = read_only
         self._clock = clock
@@ -96,7 +95,6 @@ class Console(App[ConsoleResult]):
 
     def on_mount(self) -> None:
         """Begin to follow."""
-        self._show_cause()
         self.run_worker(self.bridge.run(), name="bridge")
         self.set_interval(1 / LOG_HZ, self._tick_log)
         self.set_interval(1 / TABLE_HZ, self._tick_table)
@@ -143,9 +141,8 @@ class Console(App[ConsoleResult]):
         if cause is None or cause.rank is None:
             return
         key = (self.snapshot.attempt, cause.rank)
-        if key != self._shown_cause and self._main.is_mounted:
+        if key != self._shown_cause and self._main.select(cause.rank):
             self._shown_cause = key
-            self._main.select(cause.rank)
 
     # The job
 

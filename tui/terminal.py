@@ -8,7 +8,7 @@ import signal
 import sys
 import termios
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -98,7 +98,7 @@ def _let_go() -> None:
 
 
 @contextmanager
-def screen_on_stdout() -> Iterator[None]:
+def screen_on_stdout() -> Generator[None]:
     """Textual draws on stderr. Where that is no terminal (`2> file`), let it draw on stdout."""
     stderr = sys.__stderr__
     if (stderr is not None and stderr.isatty()) or not os.isatty(1):

@@ -105,11 +105,17 @@ Opener = Callable[..., Any]
 
 
 @pytest.fixture
-def open_console(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opener:
-    """`async with open_console(...) as world`."""
+def plain_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal that can show everything, whoever runs the tests."""
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+@pytest.fixture
+def open_console(tmp_path: Path, plain_env: None) -> Opener:
+    """`async with open_console(...) as world`."""
+    del plain_env
 
     @asynccontextmanager
     async def opened(

@@ -74,6 +74,14 @@ async def test_a_failure_opens_the_log_of_its_cause(open_console: Any, snapshots
         assert world.rank == 0
 
 
+async def test_attaching_to_a_failed_run_opens_the_log_of_its_cause(
+    open_console: Any, snapshots: Any, tmp_path: Path
+) -> None:
+    async with open_console(snapshots.failed(snapshots.make_snapshot(tmp_path))) as world:
+        await world.wait(lambda: world.rank == 2)
+        assert world.log_rows[-1] == "rank 2 line 100"
+
+
 async def test_the_next_attempt_has_other_logs(open_console: Any, snapshots: Any, tmp_path: Path) -> None:
     async with open_console() as world:
         first = world.session.snapshot

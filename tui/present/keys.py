@@ -68,7 +68,7 @@ PANE_KEYS = (
     ("log", "Home g", "The very first line"),
 )
 
-SCOPES = (("anywhere", "ANYWHERE"), ("table", "IN THE TABLE"), ("log", "IN THE LOG"), ("job", "THE JOB"))
+SCOPES = (("job", "THE JOB"), ("anywhere", "ANYWHERE"), ("table", "IN THE TABLE"), ("log", "IN THE LOG"))
 CHANGES_JOB = frozenset({"job.stop", "job.kill", "job.restart", "job.grace"})
 
 

@@ -160,10 +160,11 @@ class MainScreen(Screen[None]):
         rank = self.table.selected
         return next((r for r in self.snapshot.ranks if r.rank == rank), None)
 
-    def select(self, rank: int) -> None:
-        """Put the cursor on a rank, and show its log."""
-        self.table.select(rank)
+    def select(self, rank: int) -> bool:
+        """Put the cursor on a rank, and show its log; False where it is not in the table (yet)."""
+        found = self.table.select(rank)
         self.follow_selection()
+        return found
 
     def follow_selection(self) -> None:
         """Show the log of the rank under the cursor."""

@@ -25,6 +25,10 @@ class Canvas(Widget):
         """The row `y` (from 0), `width` cells wide, on the widget's own style."""
         raise NotImplementedError
 
+    def render_line(self, y: int) -> Strip:
+        """One row; Textual asks for it where it looks for what the mouse points at."""
+        return self.render_lines(Region(0, y, self.size.width, 1))[0]
+
     def render_lines(self, crop: Region) -> list[Strip]:
         """All rows in `crop`, exactly as wide; the way around Textual's per-widget cache."""
         width, height = self.size

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
@@ -229,8 +230,9 @@ class LogView(Canvas, can_focus=True):
         selection = self.text_selection
         span = None if selection is None else selection.get_span(y)
         if span is not None:
-            start, end = span
-            end = strip.cell_length if end == -1 else end
+            text = strip.text  # a span counts characters, a strip counts cells
+            start = cell_len(text[: span[0]])
+            end = strip.cell_length if span[1] == -1 else cell_len(text[: span[1]])
             marked = over_all(strip.crop(start, end), Style(reverse=True))
             strip = Strip.join([strip.crop(0, start), marked, strip.crop(end, strip.cell_length)])
         return strip.apply_offsets(0, y)

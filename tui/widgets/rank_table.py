@@ -78,11 +78,13 @@ class RankTable(Canvas, can_focus=True):
         self._scroll_to_cursor()
         self._refresh_changed()
 
-    def select(self, rank: int) -> None:
-        """Put the cursor on a rank; one that is not there is ignored."""
+    def select(self, rank: int) -> bool:
+        """Put the cursor on a rank; False where there is none of that number."""
         for index, row in enumerate(self._rows):
             if row.rank == rank:
                 self._go(index)
+                return True
+        return False
 
     def action_move(self, count: int) -> None:
         """Move the cursor by rows."""
@@ -148,8 +150,12 @@ class RankTable(Canvas, can_focus=True):
         here = index == self._cursor
         words = self._last_line(row.rank) if last else ""
         spans = row_spans(row, columns, last, words, self.glyphs, cursor=here)
-        strip = spans_strip(spans, width, base)
-        return over_all(strip, Style(reverse=True, dim=False)) if here and self.has_focus else strip
+        if here and self.has_focus:  # on one bar; the signs say what the colours said
+            bar = spans_strip(
+                [(text, "strong" if role in ("strong", "bad") else "") for text, role in spans], width, base
+            )
+            return over_all(bar, Style(reverse=True))
+        return spans_strip(spans, width, base)
 
     def _shown(self, y: int) -> tuple[object, ...]:
         index = self._top + y - 1
