@@ -35,12 +35,13 @@ SURVIVORS_AFTER_S = 10.0  # SIGKILL acts at once, except on a process that waits
 LINGER_S = 10.0  # the agent's stay after everything is down and nobody is connected
 SCAN_S = 1.0
 FULL_SCAN_S = 10.0
+MAX_ROOTS = 20_000
 SOCKET_CHECK_S = 5.0
 SPARE_FDS = 16
 MAX_BACKLOG = 8 * 1024 * 1024  # bytes kept for a slow reader
 MAX_HEADER = 1024 * 1024
 FIND_AGENT_S = 20.0  # until a lock's holder has a socket
-FIRST_FRAME_S = 10.0
+FIRST_FRAME_S = 5.0
 BRIDGE_SILENCE_S = 30.0  # three pings of the engine
 MAX_BEAT_LINE = 64 * 1024
 MAX_BEAT_READ = 256 * 1024
@@ -363,6 +364,9 @@ class Family:
                     self.add(proc)
             self._grow(fresh)
         self._sightings = {pid: min(2, self._sightings.get(pid, 0) + 1) for pid in pids}
+        if len(self.roots) > MAX_ROOTS:
+            # A rank that starts a process in each step, for weeks.
+            self.roots = {pid: root for pid, root in self.roots.items() if pid in self.members or pid in self.leaders}
         return [p for pid, p in self.members.items() if pid not in old or old[pid].ticks != p.ticks]
 
     def _grow(self, fresh: Dict[int, Proc]) -> None:
@@ -1983,7 +1987,7 @@ def start_agent(spec: Frame, lock: int, by_hand: bool) -> None:
     try:
         listener = bind_socket(path)
     except OSError as err:
-        raise Fatal("node_dir", "the agent's socket %s cannot be made: %s" % (path, words(err))) from None
+        raise unusable(path, err) from None
     protected = self_and_ancestors()
     try:
         child = os.fork()
@@ -2202,6 +2206,9 @@ def stop_by_hand(arguments: List[str]) -> int:
             return complain("usage: agent.py stop [--kill] [--grace SECONDS]", 2)
     if not os.path.exists(spec["node_dir"]) or not os.path.samefile(spec["node_dir"], node_dir):
         return complain("%s belongs to %s: run it on that node" % (node_dir, spec["node_dir"]), 1)
+    owner = os.stat(node_dir).st_uid
+    if owner != os.getuid():
+        return complain("run %s belongs to uid %d: stop it as that user" % (spec["run_id"], owner), 1)
     for _ in range(3):
         try:
             sock, started = obtain(spec, by_hand=True)
@@ -2249,7 +2256,9 @@ def ask_to_stop(sock: socket.socket, spec: Frame, grace: float, started: bool) -
                     sock.sendall(encode({"t": "release"}))
                 return status
     except socket.timeout:
-        return complain("the agent of run %s does not answer" % spec["run_id"], 1)
+        pid = read_json(os.path.join(spec["node_dir"], "agent.json")).get("pid")
+        hint = "it may be frozen: kill -CONT %s" % pid if pid else "see agent.log"
+        return complain("the agent of run %s does not answer; %s" % (spec["run_id"], hint), 1)
     except (OSError, ValueError):
         return None
 

@@ -248,3 +248,45 @@ def test_the_agent_ends_by_itself_when_nobody_needs_it(node: Any, client: Any) -
     node.wait_for(lambda: not client.is_alive(pid), "the agent's end", 25)
     socket = Path(json.loads(node.text("agent.json"))["socket"])
     assert not socket.exists()
+
+
+def test_stop_by_hand_says_that_the_agent_is_frozen(node: Any) -> None:
+    node.runs("sleep 1000")
+    bridge = node.start()
+    bridge.until(lambda f: f["t"] == "spawned", "the rank")
+    pid = node.agent_pid()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        done = node.stop_by_hand("--kill")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert done.returncode == 1 and f"kill -CONT {pid}" in done.stderr
+    bridge.ask("stop", grace_s=0)
+    bridge.end()
+
+
+@pytest.mark.parametrize("words", [["--grce"], ["--grace"], ["--grace", "soon"], ["now"]])
+def test_stop_by_hand_with_words_it_does_not_know(node: Any, client: Any, words: list[str]) -> None:
+    node.runs("sleep 1000")
+    pid = node.start().until(lambda f: f["t"] == "spawned", "the rank")["pid"]
+    done = node.stop_by_hand(*words)
+    assert done.returncode == 2 and "usage" in done.stderr and client.is_alive(pid)
+
+
+def test_stop_by_hand_in_a_folder_of_no_run(node: Any, client: Any) -> None:
+    node.node_dir.mkdir(parents=True)
+    (node.node_dir / "agent.py").write_text(client.AGENT.read_text())
+    done = node.stop_by_hand()
+    assert done.returncode == 1 and "node.json" in done.stderr and done.stdout == ""
+
+
+@pytest.mark.root
+def test_stop_by_hand_as_another_user(node: Any) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    node.runs("exit 0")
+    node.start().end()
+    os.chown(node.node_dir, 12345, -1)
+    done = node.stop_by_hand()
+    os.chown(node.node_dir, 0, -1)
+    assert done.returncode == 1 and "uid 12345" in done.stderr
