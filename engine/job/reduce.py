@@ -189,6 +189,9 @@ def _node_phase(state: JobState, event: NodePhase, now: float) -> Result:
         state = replace(state, phase=Phase.STOPPING)
     if node_state is NodeState.FAILED and not all_down(state):
         return _stop(state, "fail", kill=False, now=now)
+    if event.phase in ("before_start", "running") and state.stop is not None:
+        # Our stop reached the agent before our start did, when there was nothing to stop yet.
+        return state, (StopNode(event.node_rank, _grace(state, now)),)
     return _maybe_over(_maybe_running(state), now)
 
 
