@@ -165,6 +165,16 @@ def test_stop_before_anything_began() -> None:
     assert all(r.state is RankState.NEVER_STARTED for r in world.state.ranks.values())
 
 
+def test_a_stop_that_overtakes_the_start_is_sent_again(world: Any) -> None:
+    world.begin()
+    assert world.tell(NodeUp(0, None, "idle")) == [StartNode(0, 0)]
+    world.tell(StopRequested("sigint"))
+    world.now += 1
+    assert world.tell(NodePhase(0, 0, "running")) == [StopNode(0, 14.0)]
+    world.tell(StopRequested("sigint", kill=True))
+    assert world.tell(NodePhase(0, 0, "before_start")) == [StopNode(0, 0.0)]
+
+
 def test_a_node_that_was_away_when_the_stop_began_is_told_when_it_is_back(world: Any) -> None:
     world.run_all()
     world.tell(LinkLost(0, "the agent is gone"))
