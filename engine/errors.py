@@ -56,9 +56,19 @@ class PreflightError(TrainUIError):
 
 
 class LinkError(TrainUIError):
-    """A node could not be reached, or its agent could not be started there."""
+    """A node could not be reached, or its agent could not be started there.
+
+    Args:
+        kind: one word for programs, such as `refused` or `auth` (engine/link/ssh_model.py lists them), or "".
+        retry: False where trying again by itself can only do harm: login, host key, config.
+    """
 
     exit_status = EXIT_UNAVAILABLE
+
+    def __init__(self, message: str, hint: str = "", *, kind: str = "", retry: bool = True) -> None:
+        super().__init__(message, hint)
+        self.kind = kind
+        self.retry = retry
 
 
 class EngineGone(TrainUIError):
