@@ -105,18 +105,27 @@ class Console(App[ConsoleResult]):
 
     def _tick_table(self) -> None:
         if not output_waits(self._driver):
-            self._main.draw()
+            self._main.tick_table(self.snapshot)
+
+    def _draw(self) -> None:
+        """Show what is new, unless the terminal is behind: then the next tick does."""
+        if not output_waits(self._driver):
+            self._main.show(self.snapshot)
+
+    def _say(self, text: str, role: str = "") -> None:
+        self._main.say(text, role)
+        self._draw()
 
     # From the bridge
 
     def on_changed(self, message: Changed) -> None:
         """A newer snapshot."""
         update = message.update
-        self._main.show(update.snapshot)
         hosts = [node.host for node in update.snapshot.nodes]
         told = [n for n in notes(update.events, hosts) if n.level >= Level.INFO]
         if told:
             self._main.say(told[-1].text, _ROLES.get(told[-1].level, ""))
+        self._draw()
         self._show_cause()
         if self._leaving and over(update.snapshot):
             self._quit("stopped")
@@ -128,12 +137,12 @@ class Console(App[ConsoleResult]):
             self._main.alarm(f"the engine is gone, what you see is old: {message.why}")
         else:
             self._main.alarm("the engine vanished; reconnecting")
+        self._draw()
 
     def on_engine_found(self, _: EngineFound) -> None:
         """It is back."""
         self._main.alarm("")
-        self._main.show(self.snapshot)
-        self._main.say("an engine looks after the run again")
+        self._say("an engine looks after the run again")
 
     def _show_cause(self) -> None:
         """Open the log of the rank that failed first, once for each failure."""
@@ -152,7 +161,7 @@ class Console(App[ConsoleResult]):
             return
         why = dialogs.refusal(what, self.snapshot, read_only=self._read_only)
         if why:
-            self._main.say(why, "warn")
+            self._say(why, "warn")
             return
         question = _QUESTIONS[what](self.snapshot, self._clock.wall())
         self.push_screen(Dialog(question, self._glyphs, self._clock), self._answered)
@@ -161,7 +170,7 @@ class Console(App[ConsoleResult]):
         """SIGKILL comes later."""
         why = dialogs.refusal("grace", self.snapshot, read_only=self._read_only)
         if why:
-            self._main.say(why, "warn")
+            self._say(why, "warn")
         else:
             self._request(MoreGrace())
 
@@ -178,7 +187,7 @@ class Console(App[ConsoleResult]):
         why = await self.bridge.do(intent)
         if why is not None:
             self._leaving = False
-            self._main.say(why, "bad")
+            self._say(why, "bad")
 
     # Leaving
 
@@ -222,7 +231,7 @@ class Console(App[ConsoleResult]):
             self._leaving = self._stopped_here = True
             if self.snapshot.phase is not Phase.STOPPING:
                 self._request(StopJob())
-            self._main.say("stopping, then leaving", "warn")
+            self._say("stopping, then leaving", "warn")
 
     def _quit(self, action: Action) -> None:
         self.exit(ConsoleResult(action, self.snapshot))

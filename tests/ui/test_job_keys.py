@@ -143,7 +143,8 @@ async def test_a_run_that_is_over_cannot_be_stopped(open_console: Any, snapshots
         assert "the run is over" in world.row(22)
         assert world.console.screen is world.console._main
         await world.press("R")
-        assert "Restart 4 ranks of demo?" in world.text
+        assert "Restart demo?" in world.text
+        assert "Attempt 1 of the same run" in world.text
 
 
 async def test_the_palette_asks_too(open_console: Any) -> None:

@@ -142,7 +142,7 @@ async def test_a_locale_without_utf8_gets_ascii(open_console: Any, monkeypatch: 
         assert world.text.isascii()
 
 
-async def test_nothing_is_drawn_while_the_terminal_does_not_take_it(open_console: Any) -> None:
+async def test_nothing_is_drawn_while_the_terminal_does_not_take_it(open_console: Any, snapshots: Any) -> None:
     class Queue:
         def qsize(self) -> int:
             return 1
@@ -155,7 +155,13 @@ async def test_nothing_is_drawn_while_the_terminal_does_not_take_it(open_console
         driver._writer_thread = Writer()
         before = world.text
         world.append(b"unseen\n")
+        world.session.push(snapshots.failed(world.session.snapshot), {"event": "rank_ended", "rank": 2, "code": 3})
+        await world.wait(lambda: world.console.snapshot.phase == "failed")
         await world.pilot.pause(0.3)
-        assert world.text == before
+        assert world.row(0) == before.split("\n")[0]
+        assert "unseen" not in world.text
         del driver._writer_thread
+        await world.wait("FAILED")
+        assert "rank 2 exited with 3" in world.row(22)
+        await world.press("0")
         await world.wait(lambda: world.log_rows[-1] == "unseen")

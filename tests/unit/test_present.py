@@ -167,7 +167,8 @@ def test_a_verdict_takes_at_most_two_rows(reason: str, width: int) -> None:
 
 
 def test_questions_name_their_scope_and_default_to_nothing() -> None:
-    big = run(*(rank(i) for i in range(1024)), nodes=tuple(NodeView(i, f"n{i}") for i in range(128)), name="moe")
+    ranks_of = (rank(i, node_rank=i // 8) for i in range(1024))
+    big = run(*ranks_of, nodes=tuple(NodeView(i, f"n{i}") for i in range(128)), name="moe")
     for ask in (dialogs.stop_question, dialogs.kill_question, dialogs.restart_question):
         question = ask(big, NOW)
         assert "128 nodes, 1,024 ranks of moe?" in question.title
@@ -177,6 +178,14 @@ def test_questions_name_their_scope_and_default_to_nothing() -> None:
     assert leave.choices[0].answer == ""
     assert [c.key for c in leave.choices] == ["escape", "d", "x"]
     assert [c.key for c in dialogs.quit_question(big, read_only=True).choices] == ["escape", "d"]
+
+
+def test_a_question_concerns_only_what_is_not_over() -> None:
+    some = run(rank(0, RankState.EXITED, exit_code=0), rank(1), rank(2, RankState.PENDING))
+    assert dialogs.stop_question(some, NOW).title == "Stop 2 ranks of demo?"
+    due = run(rank(0, RankState.EXITED, exit_code=1), phase=Phase.FAILED, restart_at=NOW + 5)
+    assert dialogs.stop_question(due, NOW).title == "Stop demo?"
+    assert "A restart that is due will not happen." in dialogs.stop_question(due, NOW).lines
 
 
 def test_what_makes_no_sense_is_refused() -> None:

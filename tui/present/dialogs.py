@@ -53,8 +53,9 @@ def restart_question(snapshot: Snapshot, now: float) -> Question:
         f"Stops it first: running {clock_text(elapsed(snapshot, now))}." if alive(snapshot) else "",
         f"Attempt {snapshot.attempt + 1} of the same run begins once everything is down.",
     )
-    ranks = scope(snapshot) if alive(snapshot) else f"{len(snapshot.ranks)} ranks of {label(snapshot.name)}"
-    return Question(f"Restart {ranks}?", _said(lines), (CANCEL, Choice("y", "Restart", "restart", danger=True)))
+    return Question(
+        f"Restart {scope(snapshot)}?", _said(lines), (CANCEL, Choice("y", "Restart", "restart", danger=True))
+    )
 
 
 def quit_question(snapshot: Snapshot, *, read_only: bool) -> Question:

@@ -163,6 +163,10 @@ def log_state(*, following: bool, living: bool, unseen: str, wrap: bool) -> Span
 
 
 def scope(snapshot: Snapshot) -> str:
-    """`2 nodes, 8 ranks of demo`: whom an action on the job concerns."""
-    nodes = count_text(len(snapshot.nodes), "node") + ", " if len(snapshot.nodes) > 1 else ""
-    return f"{nodes}{count_text(len(alive(snapshot)), 'rank')} of {label(snapshot.name)}"
+    """`2 nodes, 8 ranks of demo`: whom an action on the job concerns; the name alone where nothing runs."""
+    concerned = [r for r in snapshot.ranks if not r.state.final]
+    if not concerned:
+        return label(snapshot.name)
+    nodes = len({r.node_rank for r in concerned})
+    several = count_text(nodes, "node") + ", " if nodes > 1 else ""
+    return f"{several}{count_text(len(concerned), 'rank')} of {label(snapshot.name)}"

@@ -97,18 +97,15 @@ class MainScreen(Screen[None]):
         self.follow_selection()
 
     def say(self, text: str, role: str = "") -> None:
-        """The newest event, in the status line."""
+        """The newest event, in the status line from the next drawing on."""
         self._news = [(label(text), role)]
-        self.draw_bars()
 
     def alarm(self, text: str) -> None:
         """What is wrong with us, in the status line until it is over ("")."""
         self._alarm = [(label(text), "bad")] if text else []
-        self.draw_bars()
 
     def draw(self) -> None:
         """Everything that follows from the snapshot and the time."""
-        self._lines.next_round()
         self.table.show(rank_rows(self.snapshot, self._clock.wall(), self._glyphs))
         self.draw_bars()
 
@@ -143,6 +140,11 @@ class MainScreen(Screen[None]):
     def tick_log(self) -> None:
         """Look for new lines."""
         self.log_view.tick()
+
+    def tick_table(self, snapshot: Snapshot) -> None:
+        """Look for new last lines, and show how time passes."""
+        self._lines.next_round()
+        self.show(snapshot)
 
     def on_descendant_focus(self) -> None:
         """The title shows where the keys go."""
