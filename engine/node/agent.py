@@ -1114,15 +1114,12 @@ class Agent:
             for at in (folder, os.path.join(folder, "heartbeat"), os.path.join(folder, "dumps")):
                 os.makedirs(at, 0o700, exist_ok=True)
             self._make_users_dirs()
-            at = os.path.join(self.node_dir, "before_start.sh")
-            if self.spec.get("before_start"):
-                self._start_hook("before_start")
         except OSError as err:
             self._set_phase(DOWN, error="%s: %s" % (err.filename or at, words(err)))
             return
         attempt.began = True
-        if attempt.hook is not None:
-            self._set_phase(BEFORE_START)
+        if self.spec.get("before_start"):
+            self._start_hook("before_start", BEFORE_START)
         else:
             self._start_ranks()
 
@@ -1153,14 +1150,22 @@ class Agent:
         environ.update((os.fsencode(name), os.fsencode(value)) for name, value in added.items())
         return environ
 
-    def _start_hook(self, name: str) -> None:
+    def _start_hook(self, name: str, phase: str) -> None:
+        """Enter the hook's phase and start it; down, with an error, where that fails."""
         assert self.attempt is not None
+        self._set_phase(phase)
+        # Should we be killed now, a fresh agent knows what the process that it finds is.
+        self._save()
         path = os.path.join(self._attempt_dir(), name + ".log")
         try:
             size = os.stat(path).st_size
         except OSError:
             size = 0
-        pid = spawn(name + ".sh", self.node_dir, path, self._rank_environ(), self._umask)
+        try:
+            pid = spawn(name + ".sh", self.node_dir, path, self._rank_environ(), self._umask)
+        except OSError as err:
+            self._set_phase(DOWN, error="hooks.%s could not be started: %s" % (name, words(err)))
+            return
         self.attempt.hook = Hook(name, pid, path, size)
         self.childless = False
 
@@ -1245,7 +1250,10 @@ class Agent:
         rank.recorded = False
         self._record(rank)
         self._dirty = True
-        self._read_beats()  # its last step, which nobody would read once everything is down
+        try:
+            self._read_beats()  # its last step, which nobody would read once everything is down
+        except OSError as err:
+            log("heartbeats cannot be read: %s" % words(err))  # its end must be told all the same
         self._tell_end(rank)
 
     def _tell_end(self, rank: Rank) -> None:
@@ -1382,14 +1390,9 @@ class Agent:
                 self._end(rank, lost=True)
         attempt.hook = None
         if self.spec.get("after_stop") and attempt.began:
-            try:
-                self._start_hook("after_stop")
-            except OSError as err:
-                self._set_phase(DOWN, error="hooks.after_stop could not be started: %s" % words(err))
-                return
             self._kill_at = float("inf")
             self._killing_since = None
-            self._set_phase(AFTER_STOP)
+            self._start_hook("after_stop", AFTER_STOP)
         else:
             self._set_phase(DOWN)
         self._ledger_due = True
@@ -1650,7 +1653,9 @@ class Agent:
             if rank.pid is None and same_boot and attempt.phase in (RUNNING, STOPPING):
                 self._find_leader(rank)
             if rank.pid is None:
-                continue  # it was never started
+                if attempt.phase == RUNNING:
+                    self._end(rank, error="the agent was killed before it could start it")
+                continue
             if self._load_exit(rank):
                 continue
             proc = read_proc(rank.pid)

@@ -90,8 +90,6 @@ class _Publisher:
     def end(self) -> None:
         """The process ends: give the thread a moment for what is left to write."""
         self.say("process_end")
-        self._ending = True
-        self._wake.set()
         self._thread.join(_LAST_WORDS_S)
 
     def _record(self, event: str) -> dict[str, object]:
@@ -119,17 +117,24 @@ class _Publisher:
                     wait = min(wait, said_at + _MIN_GAP_S - now)
                 self._wake.wait(max(0.0, wait))
                 self._wake.clear()
+                self._drain()
                 now = time.monotonic()
-                if now >= due or (self._moved and now >= said_at + _MIN_GAP_S):
+                if not self._ending and (now >= due or (self._moved and now >= said_at + _MIN_GAP_S)):
                     self._moved = False
-                    self._waiting.append(self._record("heartbeat"))
+                    # Not through the queue: nothing may come behind the record of the process's end.
+                    self._write(self._record("heartbeat"))
                     due, said_at = now + self._interval, now
-                while self._waiting:
-                    self._write(self._waiting.popleft())
+                    self._drain()
                 if self._ending:
                     return
             except Exception:  # the training must not learn of our troubles
                 time.sleep(min(1.0, self._interval))
+
+    def _drain(self) -> None:
+        while self._waiting:
+            record = self._waiting.popleft()
+            self._ending = self._ending or record["event"] == "process_end"
+            self._write(record)
 
     def _write(self, record: dict[str, object]) -> None:
         try:

@@ -221,6 +221,8 @@ class Node:
         return (self.node_dir / name).read_text()
 
     def json(self, name: str) -> Frame:
+        """A file of the agent, once it is there."""
+        self.wait_for((self.node_dir / name).exists, name)
         return json.loads(self.text(name))
 
     def log(self, rank: int = 0, attempt: int = 0) -> str:
