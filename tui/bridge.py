@@ -15,7 +15,6 @@ from engine.logs.last import last_line
 from engine.parse.ansi import clean_label, plain
 from engine.session import Intent, Session
 from tui.messages import Changed, EngineFound, EngineLost, SessionOver
-from tui.present.header import over
 
 Reconnect = Callable[[], Awaitable[Session]]
 # When to try again after the engine vanished, in seconds: a new one needs a moment to find the agents.
@@ -55,7 +54,7 @@ class Bridge:
                     self.snapshot = update.snapshot
                     self._tell(Changed(update))
             except EngineGone as fault:
-                if over(self.snapshot):  # it had nothing left to do
+                if self.snapshot.over:  # it had nothing left to do
                     self._tell(SessionOver())
                     return
                 if not await self._heal(str(fault)):

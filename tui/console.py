@@ -19,7 +19,6 @@ from tui.bridge import Bridge, Reconnect
 from tui.event_text import Level, notes
 from tui.messages import Changed, EngineFound, EngineLost
 from tui.present import dialogs
-from tui.present.header import over, stuck
 from tui.present.keys import CHANGES_JOB, KEYS
 from tui.present.text import Glyphs, glyphs_for, plain_terminal
 from tui.screens.dialog import Dialog
@@ -127,7 +126,7 @@ class Console(App[ConsoleResult]):
             self._main.say(told[-1].text, _ROLES.get(told[-1].level, ""))
         self._draw()
         self._show_cause()
-        if self._leaving and over(update.snapshot):
+        if self._leaving and update.snapshot.over:
             self._quit("stopped")
 
     def on_engine_lost(self, message: EngineLost) -> None:
@@ -213,7 +212,7 @@ class Console(App[ConsoleResult]):
     def _ask_to_leave(self) -> None:
         if self._in_dialog:
             return
-        if over(self.snapshot) or stuck(self.snapshot):
+        if self.snapshot.over or self.snapshot.stuck:
             self._quit("stopped" if self._stopped_here else "ended")
         elif self._gone:
             self._quit("gone")
@@ -225,7 +224,7 @@ class Console(App[ConsoleResult]):
         if answer == "detach":
             self._quit("detached")
         elif answer == "stop":
-            if over(self.snapshot):
+            if self.snapshot.over:
                 self._quit("ended")
                 return
             self._leaving = self._stopped_here = True

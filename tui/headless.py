@@ -83,19 +83,9 @@ class EventFeed:
         self._tail.close()
 
 
-def over(snapshot: Snapshot) -> bool:
-    """True when the run is over: a final phase, and no further attempt is due."""
-    return snapshot.phase.final and snapshot.restart_at is None
-
-
-def stuck(snapshot: Snapshot) -> bool:
-    """True when it cannot be stopped: something survived SIGKILL."""
-    return snapshot.phase is Phase.STOPPING and bool(snapshot.survivors)
-
-
 def exit_status(snapshot: Snapshot) -> int:
     """The status to exit with once a run is over or stuck (contract, section 2)."""
-    if stuck(snapshot) or not snapshot.phase.final:
+    if snapshot.stuck or not snapshot.phase.final:
         return EXIT_UNAVAILABLE
     if snapshot.exit_status is not None:
         return snapshot.exit_status
@@ -165,7 +155,7 @@ class Headless:
 
     @property
     def _done(self) -> bool:
-        return over(self._snapshot) or stuck(self._snapshot) or self._gone
+        return self._snapshot.over or self._snapshot.stuck or self._gone
 
     async def _print_all(self, watch: asyncio.Task[None]) -> None:
         pace = Pace()
@@ -289,7 +279,7 @@ class Headless:
             self._printer.say(
                 f"nobody looks after the run any more: trainui attach {snapshot.run_id} tries again", Level.ERROR
             )
-        if stuck(snapshot):
+        if snapshot.stuck:
             for survivor in snapshot.survivors:
                 self._printer.say(f"could not be killed: {survivor_text(survivor)}", Level.ERROR)
         await self._err.drain(STUCK_STDERR_S)  # the summary is what stands last on a terminal

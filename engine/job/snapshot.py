@@ -114,6 +114,16 @@ class Snapshot:
     restarts_left: int = 0
     stop_grace_s: float = 15.0
 
+    @property
+    def over(self) -> bool:
+        """True when nothing more happens by itself: a final phase, and no further attempt is due."""
+        return self.phase.final and self.restart_at is None
+
+    @property
+    def stuck(self) -> bool:
+        """True when it cannot be stopped: something survived SIGKILL."""
+        return self.phase is Phase.STOPPING and bool(self.survivors)
+
     def to_json(self, now: float) -> dict[str, Any]:
         """The object of `status --json`; `now` (Unix seconds) turns last signs of life into ages."""
         cause = self.root_cause

@@ -149,7 +149,7 @@ def test_survivors_restarts_faults_and_the_end() -> None:
     assert words(header.second_row(left, NOW, UNICODE)) == "could not be killed: pid 7 on node01 (state D): dd if=x"
     again = run(rank(0), phase=Phase.FAILED, restart_at=NOW + 8, restarts_left=2)
     assert words(header.second_row(again, NOW, UNICODE)) == "restart in 8 s (2 left)"
-    assert not header.over(again)
+    assert not again.over
     broken = run(rank(0), nodes=(NodeView(0, "node01", error="no space"),))
     assert words(header.second_row(broken, NOW, UNICODE)) == "node01: no space"
     ended = run(rank(0), phase=Phase.SUCCEEDED, exit_status=0)

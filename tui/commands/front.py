@@ -105,7 +105,7 @@ async def _headless(paths: RunPaths, opener: Opener, view: View, signals: Signal
 async def _console(paths: RunPaths, opener: Opener, view: View, signals: SignalInbox) -> int:
     from engine.client import attach
     from engine.session import StopJob
-    from tui.headless import exit_status, over, stuck
+    from tui.headless import exit_status
     from tui.render_text import headline, survivor_text, verdict_lines
 
     session = await opener()
@@ -125,7 +125,7 @@ async def _console(paths: RunPaths, opener: Opener, view: View, signals: SignalI
     finally:
         await session.close()
     snapshot = result.snapshot
-    if over(snapshot) or stuck(snapshot):
+    if snapshot.over or snapshot.stuck:
         say("\n".join([headline(snapshot, SystemClock().wall(), False), *verdict_lines(snapshot, False)]))
         for survivor in snapshot.survivors:
             say(f"could not be killed: {survivor_text(survivor)}")

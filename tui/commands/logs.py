@@ -189,17 +189,16 @@ def _shower(choice: Choice, prefixes: Prefixes, color: bool) -> Callable[[Feed, 
 async def _follow(choice: Choice, color: bool) -> int:
     """Print what is there, then what comes, until the run is over."""
     from engine.client import attach
-    from tui.headless import over
 
     session = await attach(choice.paths, start=False)
-    if not session.live and not over(session.snapshot):
+    if not session.live and not session.snapshot.over:
         say("\n".join(session.snapshot.findings))
     ended = asyncio.Event()
 
     async def watch() -> None:
         try:
             async for update in session.updates():
-                if over(update.snapshot):
+                if update.snapshot.over:
                     return
         except TrainUIError as err:
             say(str(err))

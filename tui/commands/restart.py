@@ -61,13 +61,12 @@ async def _restart(paths: RunPaths) -> int | None:
 
 
 async def _next_attempt(session: Session, before: int) -> int | None:
-    from tui.headless import stuck
     from tui.render_text import survivor_text
 
     async for update in session.updates():
         if update.snapshot.attempt > before:
             return update.snapshot.attempt
-        if stuck(update.snapshot):
+        if update.snapshot.stuck:
             for survivor in update.snapshot.survivors:
                 say(f"could not be killed: {survivor_text(survivor)}")
             return None

@@ -38,20 +38,19 @@ async def _stop(paths: RunPaths, kill: bool) -> int:
 
 
 async def _stop_once(paths: RunPaths, kill: bool) -> int:
-    from tui.headless import over
 
     if never_started(paths):
         say(f"{paths.root.name} was never started")
         return EXIT_OK
     session = await attached(paths)
     try:
-        if over(session.snapshot):
+        if session.snapshot.over:
             say(f"{paths.root.name} is over already: {session.snapshot.phase}")
             return EXIT_OK
         try:
             await session.do(StopJob(origin="other", kill=kill))
         except IntentRefused:
-            if not over(session.snapshot):
+            if not session.snapshot.over:
                 raise
         return await _wait(session)
     finally:
@@ -64,15 +63,14 @@ async def _wait(session: Session) -> int:
     Raises:
         EngineGone: the engine vanished meanwhile.
     """
-    from tui.headless import over, stuck
     from tui.render_text import survivor_text
 
     told = ""
     async for update in session.updates():
         snapshot = update.snapshot
-        if over(snapshot):
+        if snapshot.over:
             break
-        if stuck(snapshot):
+        if snapshot.stuck:
             for survivor in snapshot.survivors:
                 say(f"could not be killed: {survivor_text(survivor)}")
             return EXIT_UNAVAILABLE
@@ -81,7 +79,7 @@ async def _wait(session: Session) -> int:
             told = text
             say(text)
     snapshot = session.snapshot
-    if not over(snapshot):
+    if not snapshot.over:
         raise EngineGone("the engine ended before everything was down")
     lost = snapshot.phase is Phase.LOST
     say(f"{snapshot.run_id}: {snapshot.phase}" + ("" if lost else ", nothing of it is left"))

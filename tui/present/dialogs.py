@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from engine.job.snapshot import Snapshot
 from engine.model import Phase
-from tui.present.header import alive, elapsed, over, scope
+from tui.present.header import alive, elapsed, scope
 from tui.present.text import clock_text, label
 
 
@@ -81,7 +81,7 @@ def refusal(action: str, snapshot: Snapshot, *, read_only: bool) -> str:
         return ""
     if action == "grace":
         return "" if snapshot.phase is Phase.STOPPING else "nothing is being stopped"
-    if over(snapshot):
+    if snapshot.over:
         return "the run is over, there is nothing to stop"
     if action == "stop" and snapshot.phase is Phase.STOPPING:
         return "it is being stopped already: X kills at once, + gives more time"

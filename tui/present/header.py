@@ -33,16 +33,6 @@ _COUNTED = (
 )
 
 
-def over(snapshot: Snapshot) -> bool:
-    """True when nothing more happens by itself: a final phase, and no further attempt is due."""
-    return snapshot.phase.final and snapshot.restart_at is None
-
-
-def stuck(snapshot: Snapshot) -> bool:
-    """True when it cannot be stopped: something survived SIGKILL."""
-    return snapshot.phase is Phase.STOPPING and bool(snapshot.survivors)
-
-
 def alive(snapshot: Snapshot) -> list[RankView]:
     """The ranks whose processes run."""
     return [r for r in snapshot.ranks if r.state is RankState.RUNNING]
@@ -102,7 +92,7 @@ def title_row(snapshot: Snapshot, now: float, width: int, glyphs: Glyphs) -> Spa
 
 def second_row(snapshot: Snapshot, now: float, glyphs: Glyphs) -> Spans:
     """What is going on beside running, or []: a stop with who is alive, a restart, the end."""
-    if stuck(snapshot):
+    if snapshot.stuck:
         who = "; ".join(survivor_text(s) for s in snapshot.survivors)
         return [("could not be killed: ", "bad"), (label(who), "strong")]
     if snapshot.phase is Phase.STOPPING:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from engine.job.snapshot import Snapshot
 from engine.model import Phase
-from tui.present.header import over
 from tui.present.text import Spans, width_of
 
 
@@ -90,7 +89,7 @@ def help_rows(*, read_only: bool) -> list[Spans]:
 def foot_row(width: int, snapshot: Snapshot, *, read_only: bool) -> Spans:
     """The last row: as many keys as fit, with quit and help always among them, and those that mean something now."""
     stopping = snapshot.phase is Phase.STOPPING
-    hidden = {"job.stop"} if stopping or over(snapshot) else set[str]()
+    hidden = {"job.stop"} if stopping or snapshot.over else set[str]()
     hidden |= CHANGES_JOB if read_only else set[str]()
     hidden |= set[str]() if stopping else {"job.kill", "job.grace"}
     wanted = [k for k in KEYS if k.short and k.id not in hidden]
