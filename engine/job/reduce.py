@@ -214,6 +214,8 @@ def _rank_ended(state: JobState, event: RankEnded, now: float) -> Result:
     if rank.state is RankState.LOST and event.lost:
         return state, ()
     ended = RankState.LOST if event.lost else RankState.SIGNALLED if event.signal else RankState.EXITED
+    if event.error and event.code is None and not event.signal:
+        ended = RankState.NEVER_STARTED
     state = with_rank(
         state,
         replace(

@@ -172,8 +172,8 @@ def all_down(state: JobState) -> bool:
 
 
 def failed_ranks(state: JobState) -> list[RankView]:
-    """The ranks that failed by themselves, the first one first (by the node's time, then by rank)."""
-    failed = [r for r in state.ranks.values() if r.failed]
+    """The ranks that failed by themselves or could not be started, the first one first (node's time, then rank)."""
+    failed = [r for r in state.ranks.values() if r.failed or r.rank in state.errors]
     return sorted(failed, key=lambda r: (r.ended_at or 0.0, r.rank))
 
 

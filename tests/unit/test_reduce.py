@@ -165,6 +165,17 @@ def test_stop_before_anything_began() -> None:
     assert all(r.state is RankState.NEVER_STARTED for r in world.state.ranks.values())
 
 
+def test_a_rank_that_could_not_be_started_is_the_cause(world: Any) -> None:
+    world.begin()
+    world.tell(NodeUp(0, None, "idle"), RankSpawned(0, 0, 100, 1.0))
+    world.end(1, at=2.0, error="run.sh is gone")
+    world.end(0, at=3.0, signal=15, by_us=True)
+    world.down()
+    assert (world.state.phase, world.state.exit_status) == (Phase.FAILED, 1)
+    assert world.state.ranks[1].state is RankState.NEVER_STARTED
+    assert "could not be started: run.sh is gone" in world.state.cause.reason
+
+
 def test_a_stop_that_overtakes_the_start_is_sent_again(world: Any) -> None:
     world.begin()
     assert world.tell(NodeUp(0, None, "idle")) == [StartNode(0, 0)]
