@@ -265,9 +265,12 @@ def _protocol(err: BaseException, ctx: Context) -> LinkError | None:
 
 def _algorithms(err: BaseException, ctx: Context) -> LinkError | None:
     hop = ctx.hop
+    # "No matching key exchange algorithm found, sent a,b,c and received d,e": only what the server has is news.
+    match = re.search(r"matching (.*?) algorithm.* received (\S+)", str(err))
+    what = f"the server's {match[1]} algorithms are {match[2]}" if match else str(err)
     return fault(
         Kind.ALGORITHMS,
-        f"{hop.label}: no common algorithms with {hop.where}: {_clean(str(err))}",
+        f"{hop.label}: no common algorithms with {hop.where}: {_clean(what)}",
         "an old server? KexAlgorithms, Ciphers and HostKeyAlgorithms of ~/.ssh/config are followed",
     )
 
