@@ -235,8 +235,8 @@ def _jump(word: str, label: str) -> Target:
     """
     text = word.strip().removeprefix("ssh://").rstrip("/")
     user, at, place = text.rpartition("@")
-    match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::(\d{1,5}))?", place) or re.fullmatch(
-        r"([0-9a-fA-F:]+)", place
+    match = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]\s]+))(?::(\d{1,5}))?", place) or re.fullmatch(
+        r"([\da-fA-F]*:[\da-fA-F]*:[\da-fA-F:.]*)", place
     )
     if match is None or (at and not user):
         raise fault(Kind.CONFIG, f'{label}: "{word}" is no [user@]host[:port] to jump over', "mend ProxyJump")

@@ -177,7 +177,8 @@ def _options(
 def _words_of_proxy(hop: Hop) -> Generator[tuple[list[str] | None, Callable[[], str]]]:
     """ProxyCommand as an argument list, and a function that tells what it printed on stderr.
 
-    asyncssh would take its stderr for data of the connection, and split the command without a shell.
+    asyncssh would take its stderr for data of the connection, and the end of stderr for the connection's end (so
+    that pipe stays open as descriptor 3), and would split the command without a shell.
     """
     if not hop.proxy_command:
         yield None, lambda: ""
@@ -187,7 +188,7 @@ def _words_of_proxy(hop: Hop) -> Generator[tuple[list[str] | None, Callable[[], 
     path = Path(name)
     try:
         yield (
-            ["/bin/sh", "-c", f"exec 2>>{shlex.quote(name)}; exec {hop.proxy_command}"],
+            ["/bin/sh", "-c", f"exec 3>&2 2>>{shlex.quote(name)}; exec {hop.proxy_command}"],
             lambda: path.read_text(encoding="utf-8", errors="replace")[-MAX_FOREIGN_TEXT:],
         )
     finally:

@@ -151,7 +151,7 @@ def _timeout(err: BaseException, ctx: Context) -> LinkError | None:
         words = _said(ctx)
         return fault(
             Kind.PROXY,
-            f'{hop.label}: ProxyCommand "{hop.proxy_command}" gave no SSH answer in {limit}{words}',
+            f'{hop.label}: ProxyCommand "{hop.proxy_command}" for {hop.where} gave no SSH answer in {limit}{words}',
             "try it by hand",
         )
     if ctx.stage == Stage.CONNECT:
@@ -209,7 +209,7 @@ def _closed(err: BaseException, ctx: Context) -> LinkError | None:
     if hop.proxy_command and ctx.stage <= Stage.BANNER:
         return fault(
             Kind.PROXY,
-            f'{hop.label}: ProxyCommand "{hop.proxy_command}" ended before SSH started{_said(ctx)}',
+            f'{hop.label}: ProxyCommand "{hop.proxy_command}" for {hop.where} ended before SSH started{_said(ctx)}',
             "try it by hand",
         )
     if "Login timeout" in str(err):
