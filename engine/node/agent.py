@@ -46,6 +46,15 @@ BRIDGE_SILENCE_S = 30.0  # three pings of the engine
 MAX_BEAT_LINE = 64 * 1024
 MAX_BEAT_READ = 256 * 1024
 MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes
+LOG_CHUNK = 256 * 1024  # to a reader that keeps up; measured: 64 KiB costs a quarter of the throughput
+SLOW_LOG_CHUNK = 64 * 1024  # to one that does not: a frame must arrive within the engine's patience
+LOG_ROOM = 256 * 1024  # no log frame is made while more than this waits for its reader
+MAX_LOG_READ = 1024 * 1024
+MAX_LOG_READS = 64
+SHORTEST_LOOK_S, USUAL_LOOK_S, LONGEST_LOOK_S = 0.005, 0.02, 0.1
+LOG_TAIL = 64  # bytes by which a log is known again
+MAX_LOG_TAIL = 64 * 1024
+MAX_TOLD_ATTEMPTS = 100
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 15, 36, 37
 
 Frame = Dict[str, Any]
@@ -646,6 +655,107 @@ def last_lines(path: str, start: int) -> str:
     return " | ".join([line for line in lines if line][-3:])[-400:]
 
 
+# -- logs ------------------------------------------------------------------------------------------------------
+
+
+class LogStream:
+    """A rank's log on its way to one connection. The file is the buffer, and is open only while it is read."""
+
+    def __init__(self, path: str, rank: int, attempt: int, offset: int) -> None:
+        self.path = path
+        self.rank = rank
+        self.attempt = attempt
+        self.offset = offset
+        self.went_back = False  # the file is not the one that was read before: said with the next frame
+        self.told: Optional[Tuple[int, bool]] = None  # the last `logend`
+        self._inode = 0
+        self._tail: Optional[bytes] = None  # the bytes before `offset`, as they were
+
+    def read(self, limit: int) -> bytes:
+        """What is new, at most `limit` bytes; b"" where there is nothing, or no file."""
+        try:
+            info = os.stat(self.path)
+            if (info.st_ino == self._inode and info.st_size == self.offset) or not stat.S_ISREG(info.st_mode):
+                return b""
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return b""
+        try:
+            return self._read(fd, limit)
+        except OSError:
+            return b""
+        finally:
+            os.close(fd)
+
+    def _read(self, fd: int, limit: int) -> bytes:
+        inode = os.fstat(fd).st_ino
+        if self._tail is None:
+            wanted = min(LOG_TAIL, self.offset)
+            self._tail = os.pread(fd, wanted, self.offset - wanted)
+            if len(self._tail) < wanted:
+                self.go_back()
+        elif inode != self._inode:
+            self.go_back()
+        tail = self._tail
+        data = os.pread(fd, len(tail) + limit, self.offset - len(tail))
+        if data.startswith(tail):
+            data = data[len(tail) :]
+        else:
+            # Emptied by somebody, and perhaps written on since: ranks only append.
+            self.go_back()
+            data = os.pread(fd, limit, 0)
+        self._inode = inode
+        self.offset += len(data)
+        self._tail = data[-LOG_TAIL:] if len(data) >= LOG_TAIL else (self._tail + data)[-LOG_TAIL:]
+        return data
+
+    def go_back(self) -> None:
+        """Begin anew, and say so."""
+        self.offset, self._tail, self.went_back = 0, b"", True
+
+    def check(self, size: int, digest: str) -> None:
+        """Go back where the `size` bytes before `offset` are not those that the reader has."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.offset - size)
+                found = file.read(size)
+        except OSError:
+            return
+        if hashlib.sha256(found).hexdigest() != digest:
+            self.go_back()
+
+    def frame(self, data: bytes) -> Frame:
+        """The header for what `read` gave."""
+        head: Frame = {"t": "log", "rank": self.rank, "attempt": self.attempt, "offset": self.offset - len(data)}
+        if self.went_back:
+            head["truncated"] = True
+            self.went_back = False
+        head["n"] = len(data)
+        return head
+
+
+def log_sizes(node_dir: str) -> Frame:
+    """Attempt -> rank -> bytes (numbers as text) of the logs in a node's folder, the newest attempts only."""
+    found: Frame = {}
+    try:
+        names = os.listdir(node_dir)
+    except OSError:
+        return found
+    numbers = sorted((int(n[8:]) for n in names if n.startswith("attempt_") and n[8:].isdigit()), reverse=True)
+    for number in numbers[:MAX_TOLD_ATTEMPTS]:
+        sizes: Dict[str, int] = {}
+        try:
+            with os.scandir(os.path.join(node_dir, "attempt_%d" % number)) as entries:
+                for entry in entries:
+                    name = entry.name
+                    if name.startswith("rank_") and name.endswith(".log") and name[5:-4].isdigit():
+                        sizes[str(int(name[5:-4]))] = entry.stat().st_size
+        except OSError:
+            continue
+        found[str(number)] = sizes
+    return found
+
+
 # -- what runs -------------------------------------------------------------------------------------------------
 
 RANK_FIELDS = ("pid", "start_ticks", "started_at", "ended_at", "code", "signal", "lost", "by_us", "error")
@@ -731,6 +841,8 @@ class Connection:
         self.out = bytearray()
         self.writing = False
         self.released = False
+        self.streams: Dict[Tuple[int, int], LogStream] = {}  # the one that waits longest first
+        self.reads: List[Frame] = []
 
 
 class Agent:
@@ -777,6 +889,9 @@ class Agent:
         self._next_record_try = now
         self._save_at = now
         self._listen_at: Optional[float] = now
+        self.shared: Optional[bool] = spec.get("shared")
+        self._look_at = float("inf")  # when to look for more in logs; never, while nobody asks
+        self._look_s = LONGEST_LOOK_S
         self._wake_read, self._wake_write = os.pipe()
         # The sweep's own state.
         self._kill_at = 0.0
@@ -795,8 +910,7 @@ class Agent:
         troubles = 0
         while not self.finished:
             try:
-                for key, mask in self._selector.select(self._timeout()):
-                    self._dispatch(key, mask)
+                self._wait(self._timeout())
                 self._tick()
                 troubles = 0
             except Exception:  # a bug of ours must not orphan the ranks: write it down and go on
@@ -821,6 +935,20 @@ class Agent:
             signal.signal(getattr(signal, "SIG" + name), ignore)
         signal.signal(signal.SIGTERM, on_term)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    def _wait(self, seconds: float) -> None:
+        """Return when the time is over or something happens, other than that log text goes out."""
+        end = time.monotonic() + seconds
+        happened = False
+        while not happened:
+            until = min(end, self._look_at) - time.monotonic()
+            for key, mask in self._selector.select(max(0.0, until)):
+                self._dispatch(key, mask)
+                happened = happened or mask != selectors.EVENT_WRITE
+            now = time.monotonic()
+            if now >= self._look_at:
+                self._send_logs(now)
+            happened = happened or now >= end
 
     def _timeout(self) -> float:
         now = time.monotonic()
@@ -850,6 +978,8 @@ class Agent:
                 self._receive(key.data)
             if mask & selectors.EVENT_WRITE and key.data.sock.fileno() in self._connections:
                 self._flush(key.data)
+                if len(key.data.out) < LOG_ROOM and (key.data.streams or key.data.reads):
+                    self._look_at = 0.0
         # Anything else is a pidfd: the tick looks after it.
 
     def _tick(self) -> None:
@@ -918,7 +1048,7 @@ class Agent:
         connection = Connection(sock)
         self._connections[sock.fileno()] = connection
         self._selector.register(sock, selectors.EVENT_READ, connection)
-        self._send(connection, self.state())
+        self._send(connection, self._told_state())
 
     def _receive(self, connection: Connection) -> None:
         try:
@@ -942,6 +1072,7 @@ class Agent:
 
     def broadcast(self, head: Frame) -> None:
         """Tell everybody who is connected."""
+        self._look_at = 0.0  # it may be the end of a log
         data = encode(head)
         for connection in list(self._connections.values()):
             self._queue(connection, data)
@@ -1015,8 +1146,17 @@ class Agent:
 
     def _answer(self, connection: Connection, head: Frame) -> None:
         name = head.get("t")
+        if name == "disk":
+            # Our own bridge: whether it found the engine's token. Once seen, it cannot have been by chance.
+            if head.get("shared") is True or self.shared is None:
+                self._dirty = self._dirty or self.shared is not head.get("shared")
+                self.shared = head.get("shared") is True
+            name = "hello"
         if name == "hello":
-            self._send(connection, self.state())
+            self._send(connection, self._told_state())
+            return
+        if name == "read":
+            self._queue_read(connection, head)
             return
         answer: Frame = {"t": "re", "id": head.get("id"), "ok": True}
         try:
@@ -1042,6 +1182,10 @@ class Agent:
             self._add_grace(float(head["add_s"]))
         elif name == "signal":
             self._signal_ranks([int(rank) for rank in head["ranks"]], signal_number(head["sig"]))
+        elif name == "subscribe":
+            self._subscribe(connection, head)
+        elif name == "unsubscribe":
+            connection.streams.pop((int(head["attempt"]), int(head["rank"])), None)
         elif name == "release":
             connection.released = self._released = True
         else:
@@ -1094,8 +1238,119 @@ class Agent:
             "ranks": [rank.to_json() for rank in attempt.ranks] if attempt else [],
             "beats": {str(rank): beat for rank, beat in self.beats.latest.items()},
             "adopted": self.adopted,
+            "shared": self.shared,
             "now": time.time(),
         }
+
+    def _told_state(self) -> Frame:
+        return dict(self.state(), logs=log_sizes(self.node_dir))
+
+    # -- logs --
+
+    def _log_of(self, head: Frame) -> LogStream:
+        """The log that a request is about.
+
+        Raises:
+            ValueError: there can be no such log here.
+        """
+        rank, attempt, offset = int(head["rank"]), int(head["attempt"]), int(head.get("offset", 0))
+        if rank not in [int(r["rank"]) for r in self.spec["ranks"]]:
+            raise ValueError("rank %d is not on this node" % rank)
+        if attempt < 0 or offset < 0:
+            raise ValueError("attempt and offset cannot be negative")
+        path = os.path.join(self.node_dir, "attempt_%d" % attempt, "rank_%05d.log" % rank)
+        return LogStream(path, rank, attempt, offset)
+
+    def _subscribe(self, connection: Connection, head: Frame) -> None:
+        stream = self._log_of(head)
+        tail: Frame = head.get("tail") or {}
+        if tail:
+            size = int(tail["n"])
+            if not 0 < size <= min(stream.offset, MAX_LOG_TAIL):
+                raise ValueError("the tail must lie before the offset")
+            stream.check(size, str(tail["sha256"]))
+        connection.streams[(stream.attempt, stream.rank)] = stream
+        self._look_at = 0.0
+
+    def _queue_read(self, connection: Connection, head: Frame) -> None:
+        """Answer later: when the connection has room, which it usually has at once."""
+        try:
+            self._log_of(head)
+            if int(head["size"]) <= 0:
+                raise ValueError("size must be positive")
+            if len(connection.reads) >= MAX_LOG_READS:
+                raise ValueError("too many at once")
+        except (ValueError, TypeError, KeyError) as err:
+            self._send(connection, {"t": "re", "id": head.get("id"), "ok": False, "error": "read: %s" % err})
+            return
+        connection.reads.append(head)
+        self._look_at = 0.0
+
+    def _send_logs(self, now: float) -> None:
+        """To everybody what is new, as far as it is taken; then decide when to look again."""
+        most, more = 0, False
+        for connection in list(self._connections.values()):
+            while connection.reads and len(connection.out) < LOG_ROOM:
+                self._answer_read(connection, connection.reads.pop(0))
+            for stream in list(connection.streams.values()):
+                if len(connection.out) >= LOG_ROOM:
+                    break  # we are woken when it has taken some
+                size, full = self._send_log(connection, stream)
+                most, more = max(most, size), more or full
+            self._flush(connection)
+        if more:
+            self._look_s = 0.0
+        elif most:
+            self._look_s = SHORTEST_LOOK_S if most >= SLOW_LOG_CHUNK // 4 else USUAL_LOOK_S
+        else:
+            self._look_s = min(LONGEST_LOOK_S, max(SHORTEST_LOOK_S, 2 * self._look_s))
+        asked = any(connection.streams for connection in self._connections.values())
+        self._look_at = now + self._look_s if asked else float("inf")
+
+    def _send_log(self, connection: Connection, stream: LogStream) -> Tuple[int, bool]:
+        """A frame with what is new in one log: its size, and whether there may be more."""
+        key = (stream.attempt, stream.rank)
+        over = self._is_over(stream)  # asked first: what is written later would be missed
+        limit = SLOW_LOG_CHUNK if connection.out else LOG_CHUNK
+        data = stream.read(limit)
+        del connection.streams[key]
+        connection.streams[key] = stream  # the others come first the next time
+        if data or stream.went_back:
+            connection.out += encode(stream.frame(data))
+            connection.out += data
+        elif over is not None and stream.told != (stream.offset, over):
+            stream.told = (stream.offset, over)
+            end: Frame = {"t": "logend", "rank": stream.rank, "attempt": stream.attempt}
+            connection.out += encode(dict(end, size=stream.offset, final=over))
+            if over:
+                del connection.streams[key]
+        return len(data), len(data) == limit
+
+    def _is_over(self, stream: LogStream) -> Optional[bool]:
+        """None: its rank runs, or will. False: it ended, but what it left may write. True: nobody writes any more."""
+        attempt = self.attempt
+        if attempt is None:
+            return True if os.path.exists(stream.path) else None
+        if stream.attempt != attempt.number:
+            return True if stream.attempt < attempt.number else None
+        if attempt.phase == DOWN:
+            return True
+        ended = any(rank.rank == stream.rank and rank.ended_at is not None for rank in attempt.ranks)
+        return False if ended else None
+
+    def _answer_read(self, connection: Connection, head: Frame) -> None:
+        answer: Frame = {"t": "re", "id": head.get("id"), "ok": True, "offset": int(head.get("offset", 0))}
+        data = b""
+        try:
+            with open(self._log_of(head).path, "rb", buffering=0) as file:
+                answer["size"] = os.fstat(file.fileno()).st_size
+                data = os.pread(file.fileno(), min(int(head["size"]), MAX_LOG_READ), answer["offset"])
+                answer["n"] = len(data)
+        except (OSError, OverflowError) as err:
+            answer["ok"], answer["error"] = False, "read: %s" % (words(err) if isinstance(err, OSError) else err)
+            data = b""
+        connection.out += encode(answer)
+        connection.out += data
 
     # -- starting --
 
@@ -1594,6 +1849,8 @@ class Agent:
         """Take over what an agent before this one left in this folder."""
         saved = read_json(os.path.join(self.node_dir, "agent.json"))
         ledger = read_json(os.path.join(self.node_dir, "ledger.json"))
+        if self.shared is None and isinstance(saved.get("shared"), bool):
+            self.shared = saved["shared"]
         try:
             self._adopt(saved, ledger)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError):
@@ -1944,7 +2201,7 @@ def prepare(spec: Frame) -> None:
         if not os.path.isdir(cwd) or not os.access(cwd, os.X_OK):
             fault = "may not be entered" if os.path.isdir(cwd) else fault
             raise Fatal("cwd", "the working directory %s %s on %s; set task.cwd" % (cwd, fault, socket.gethostname()))
-    kept = {name: value for name, value in spec.items() if name not in ("files", "nonce")}
+    kept = {name: value for name, value in spec.items() if name not in ("files", "nonce", "shared")}
     contents = {"node.json": (json.dumps(kept, indent=1, sort_keys=True) + "\n", 0o600)}
     files: Dict[str, Frame] = spec.get("files") or {}
     for name, file in files.items():
@@ -2142,8 +2399,11 @@ def bootstrap(stdin: Any) -> int:
                 "python3 on %s is %s, the agent needs 3.8 or newer; set task.agent_python"
                 % (socket.gethostname(), sys.version.split()[0]),
             )
+        shared = spec["shared"] = sees_token(spec["node_dir"], spec.pop("token", None))
         make_node_dir(spec["node_dir"])
-        sock, _ = obtain(spec)
+        sock, started = obtain(spec)
+        if not started and shared is not None:
+            sock.sendall(encode({"t": "disk", "shared": shared}))
     except Fatal as fatal:
         return refuse(nonce, fatal)
     except KeyError as err:
@@ -2174,6 +2434,15 @@ def refuse(nonce: str, fatal: Fatal) -> int:
     """Say why there is no agent."""
     shake_hands(nonce, encode({"t": "fatal", "kind": fatal.kind, "error": fatal.error}))
     return EXIT_UNAVAILABLE
+
+
+def sees_token(node_dir: str, token: Any) -> Optional[bool]:
+    """Whether this node sees the file that the engine has just put into the folder: then it shares its disk."""
+    if not isinstance(token, dict):
+        return None
+    name, value = str(token.get("name")), str(token.get("value"))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    path = os.path.join(node_dir, os.path.basename(name))
+    return read_file(path, 4096).decode("utf-8", "replace").strip() == value
 
 
 def make_node_dir(path: str) -> None:
