@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,3 +38,18 @@ async def world(lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> As
     made = lab.World(tmp_path)
     yield made
     await made.close()
+
+
+@pytest.fixture
+def network(world: Any) -> Iterator[Any]:
+    """Hosts in network namespaces, with cables."""
+    netns = _load("netns")
+    if reason := netns.why_not():
+        pytest.skip(reason)
+    made = netns.Network()
+    try:
+        yield made
+        for daemon in world.daemons:
+            daemon.stop()
+    finally:
+        made.close()

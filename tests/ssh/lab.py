@@ -159,9 +159,12 @@ class World:
 
     def sshd(self, name: str, *options: str, known: bool = True, **more: Any) -> Sshd:
         """A running daemon whose key the user knows."""
+        return self.sshd_stopped(name, *options, known=known, **more).start()
+
+    def sshd_stopped(self, name: str, *options: str, known: bool = True, **more: Any) -> Sshd:
+        """The same, to be started by the test."""
         daemon = Sshd(self.folder, name, self.authorized, *options, **more)
         self.daemons.append(daemon)
-        daemon.start()
         if known:
             self.know(daemon.known_line())
         return daemon
