@@ -272,6 +272,12 @@ def all_pids() -> Set[int]:
     return {int(name) for name in os.listdir("/proc") if name.isdigit()}
 
 
+def newest_pid() -> int:
+    """The pid that was given out last, 0 where that is not told."""
+    fields = read_file("/proc/loadavg", 256).split()
+    return int(fields[4]) if len(fields) > 4 and fields[4].isdigit() else 0
+
+
 def owner_of(pid: int) -> int:
     """The real uid of a process, -1 where it is gone."""
     for line in read_file("/proc/%d/status" % pid, 8192).splitlines():
@@ -409,10 +415,49 @@ class Family:
 
     def is_marked(self, pid: int) -> bool:
         """True when it is this user's and carries this run's and this node's mark."""
-        if pid in self._protected or owner_of(pid) != os.getuid():
+        if pid in self._protected:
             return False
         environ = environ_of(pid)
-        return all(environ.get(name) == value for name, value in self._mark.items())
+        return all(environ.get(n) == value for n, value in self._mark.items()) and owner_of(pid) == os.getuid()
+
+    def chase(self, seconds: float, kill: bool) -> bool:
+        """Look at the newest processes as they come; True when one of them carries our mark.
+
+        What re-forks without being our descendant is gone before a scan of /proc gets to it. The kernel tells which
+        pid it gave out last.
+        """
+        found = False
+        end, turns, before = time.monotonic() + seconds, 0, newest_pid() - 4
+        while turns < 200 or time.monotonic() < end:
+            turns += 1
+            newest = newest_pid()
+            if newest == before + 1:
+                time.sleep(0.0002)  # nobody forks
+            for pid in range(max(before + 1, newest - 4), newest + 1) if newest > before else [newest]:
+                found = self._strike(pid, kill) or found
+            before = newest - 1  # once more: it may have been between fork and exec
+        return found
+
+    def _strike(self, pid: int, kill: bool) -> bool:
+        """True for a marked process that was not known; `kill` it at once, with as few steps as possible."""
+        if pid <= 1 or pid == self.me or pid in self.members or pid in self._protected:
+            return False
+        fd = -1
+        try:
+            if hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal"):
+                fd = os.pidfd_open(pid)
+            if not self.is_marked(pid):
+                return False
+            if kill and fd >= 0:
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+            elif kill:
+                os.kill(pid, signal.SIGKILL)
+            return True
+        except OSError:
+            return False  # gone already, or a thread
+        finally:
+            if fd >= 0:
+                os.close(fd)
 
     def living(self) -> List[Proc]:
         """The members that lived at the last full look."""
@@ -1717,6 +1762,8 @@ class Agent:
         # The dead that somebody else must bury stay the same; a process that re-forks shows other pids each time.
         same = not living and look == self._last_look and set(self.family.children()) <= {pid for pid, _ in look}
         self._last_look = look
+        if same and self.family.adopting and self.family.chase(0.03, kill=time.monotonic() >= self._kill_at):
+            same = False
         self._quiet_looks = self._quiet_looks + 1 if same else 0
         return self._quiet_looks >= 3
 
@@ -1755,12 +1802,10 @@ class Agent:
         for rank in attempt.ranks:
             if rank.running:
                 rank.by_us = True
-        for proc in living:
-            if proc.ppid != self.family.me:
-                self.family.send(proc, signal.SIGKILL)
         since = now - self._killing_since
         end = now + (0.03 if since < 2.0 else 0.005)
         before: List[int] = []
+        below = [proc for proc in living if proc.ppid != self.family.me]
         while True:
             children = self.family.children()
             for pid in children:
@@ -1768,11 +1813,17 @@ class Agent:
                     os.kill(pid, signal.SIGKILL)  # our own child and not waited for: it is nobody else
                 except OSError:
                     pass
+            # After their parents, which otherwise might still say that a child was killed.
+            for proc in below:
+                self.family.send(proc, signal.SIGKILL)
+            below = []
             self._reap()
             if self.family.adopting:
                 for proc in self.family.refresh(full=False):
                     self._quiet_looks = 0
                     self.family.send(proc, signal.SIGKILL)
+                if self.family.chase(0.005, kill=True):
+                    self._quiet_looks = 0
             elif self.childless:
                 return
             if time.monotonic() >= end:

@@ -142,18 +142,24 @@ import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 open("forker.pid", "w").write(str(os.getpid()))
 if os.fork() == 0:
-    end = time.monotonic() + 40
+    end = time.monotonic() + 8
     while time.monotonic() < end:
         if os.fork(): os._exit(0)
         os.setsid()
+    open("survived", "w")
+    os._exit(0)
 time.sleep(1000)
 """
     node.runs(node.python(code))
     node.start()
     node.wait_pids("forker")
     node.kill_agent()
+    started = time.monotonic()
     assert node.stop_by_hand("--kill").returncode == 0
-    assert node.left() == []
+    assert not (node.cwd / "survived").exists(), "it must be caught, not waited for"
+    # No single look at /proc proves that it is gone: its last generation would have told.
+    node.wait_for(lambda: time.monotonic() > started + 9, "the time it had")
+    assert not (node.cwd / "survived").exists() and node.left() == []
 
 
 def test_stop_by_hand_through_the_living_agent(node: Any, client: Any) -> None:

@@ -58,10 +58,11 @@ import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 open("reforker.pid", "w").write(str(os.getpid()))
 if os.fork() == 0:
-    end = time.monotonic() + 40
+    end = time.monotonic() + 8
     while time.monotonic() < end:
         if os.fork(): os._exit(0)
         os.setsid()
+    open("survived", "w")
     os._exit(0)
 time.sleep(1000)
 """
@@ -87,9 +88,13 @@ def test_one_that_forks_for_ever(node: Any) -> None:
     node.runs(node.python(REFORKER), "sleep 1000")
     bridge = node.start()
     node.wait_pids("reforker")
+    started = time.monotonic()
     bridge.ask("stop", grace_s=0.2)
     bridge.end()
-    assert node.left() == []
+    assert not (node.cwd / "survived").exists(), "it must be caught, not waited for"
+    # No single look at /proc proves that it is gone: its last generation would have told.
+    node.wait_for(lambda: time.monotonic() > started + 9, "the time it had")
+    assert not (node.cwd / "survived").exists() and node.left() == []
 
 
 def test_leftovers_of_ranks_that_ended_by_themselves(node: Any, client: Any) -> None:
