@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import select
@@ -107,6 +108,8 @@ class SocketSession:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
 
     async def _read(self) -> None:
         try:
