@@ -1,8 +1,7 @@
-"""What ~/.ssh/config says about a host, read as ssh reads it, and what of it is not followed.
+"""The way to a host, as ~/.ssh/config, /etc/ssh/ssh_config and cluster.ssh describe it.
 
-asyncssh's parser does the work. It aborts on times such as `ServerAliveInterval 30s`, lets ProxyJump win over an
-earlier ProxyCommand, takes `UserKnownHostsFile none` for "check nothing", never looks at /etc/ssh/ssh_config, and
-passes over keywords that it does not have. All of that is mended here.
+asyncssh alone would take `UserKnownHostsFile none` for "check nothing", abort on an IdentityFile that does not exist,
+never look at /etc/ssh/ssh_config, and open one connection to a bastion for each node behind it.
 """
 
 from __future__ import annotations
@@ -10,14 +9,14 @@ from __future__ import annotations
 import getpass
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
-from asyncssh.config import ConfigParseError, SSHClientConfig
+from asyncssh import ConfigParseError
 
 from engine.config.schema import Ssh
 from engine.link.ssh_model import DEFAULT_PORT, Hop, Kind, Route, Target, fault
+from engine.link.ssh_reader import Files, Reader
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 # ssh_config(5): IdentityFile and GlobalKnownHostsFile, their defaults.
@@ -27,93 +26,19 @@ USER_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
 # Enough for any chain of bastions; more is a loop that the names do not show.
 MAX_HOPS = 8
 
-_TIME = re.compile(r"(\d+)([smhdw]?)", re.IGNORECASE)
-_UNIT_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_KEYS_ARE_CHECKED = "is not followed: host keys are always checked"
-# Keywords that asyncssh passes over and that matter here: the values that change nothing, and what to say otherwise.
-_UNFOLLOWED: dict[str, tuple[str, frozenset[str], str]] = {
-    "stricthostkeychecking": ("StrictHostKeyChecking", frozenset({"yes", "ask"}), _KEYS_ARE_CHECKED),
-    "controlmaster": (
-        "ControlMaster",
-        frozenset({"no"}),
-        "is not followed: each node gets one connection of its own, so a login that asks a person does not work",
-    ),
-    "canonicalizehostname": ("CanonicalizeHostname", frozenset({"no", "none"}), "is not followed: write full names"),
-    "knownhostscommand": ("KnownHostsCommand", frozenset({"none"}), "is not run: keep its keys in a known_hosts file"),
-    "verifyhostkeydns": ("VerifyHostKeyDNS", frozenset({"no"}), "is not followed: keep the keys in known_hosts"),
-    "pubkeyacceptedalgorithms": ("PubkeyAcceptedAlgorithms", frozenset[str](), "is not followed"),
-    "pubkeyacceptedkeytypes": ("PubkeyAcceptedKeyTypes", frozenset[str](), "is not followed"),
-}
 
-
-def seconds(text: str) -> int | None:
-    """The seconds of a time as ssh_config writes it (`30`, `30s`, `1h30m`); None where it is none."""
-    parts = _TIME.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        return None
-    return sum(int(number) * _UNIT_S[unit.lower()] for number, unit in parts)
-
-
-def _noted(handler: Callable[..., Any]) -> dict[str, tuple[str, Callable[..., Any]]]:
-    return {key: (words[0], handler) for key, words in _UNFOLLOWED.items()}
-
-
-class Reader(SSHClientConfig):
-    """asyncssh's parser with the differences to ssh that bite taken out; `ignored` is what it could not honour."""
-
-    # ssh expands tokens in these too.
-    _percent_expand: ClassVar[set[str]] = SSHClientConfig._percent_expand | {"UserKnownHostsFile", "HostKeyAlias"}
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.ignored: list[str] = []
-
-    def _set_time(self, option: str, args: list[str]) -> None:
-        text = args.pop(0)
-        value = 0 if text.lower() == "none" else seconds(text)
-        if value is None:
-            self._error(f'{option} is no time: "{text}"')
-        self._options.setdefault(option, value)
-
-    def _set_jump(self, option: str, args: list[str]) -> None:
-        # The first of the two that a host meets counts, even if it says none.
-        other = "ProxyCommand" if option == "ProxyJump" else "ProxyJump"
-        if other in self._options:
-            args.clear()
-        else:
-            self._set_string(option, args)
-
-    def _note(self, option: str, args: list[str]) -> None:
-        keyword, harmless, remark = _UNFOLLOWED[option.lower()]
-        value = " ".join(args)
-        args.clear()
-        if option in self._options:
-            return
-        self._options[option] = value
-        if value.lower() not in harmless:
-            self.ignored.append(f"{self._path} line {self._line_no}: {keyword} {value} {remark}")
-
-    _handlers: ClassVar[dict[str, tuple[str, Callable[..., Any]]]] = {
-        **cast(Any, SSHClientConfig)._handlers,
-        **_noted(_note),
-        "serveraliveinterval": ("ServerAliveInterval", _set_time),
-        "connecttimeout": ("ConnectTimeout", _set_time),
-        "proxyjump": ("ProxyJump", _set_jump),
-        "proxycommand": ("ProxyCommand", _set_jump),
-    }
-
-
-def resolve(target: Target, ssh: Ssh, home: Path | None = None) -> Route:
+def resolve(target: Target, ssh: Ssh, home: Path | None = None, files: Files | None = None) -> Route:
     """The way to `target`. It reads files and runs `Match exec` commands: call it in a thread.
 
     Args:
         ssh: the run's cluster.ssh.
         home: whose `.ssh` is meant; default: this user's.
+        files: what was read for other hosts before.
 
     Raises:
         LinkError: the config cannot be used (kind `config`); the sentence has file and line where there is one.
     """
-    resolver = _Resolver(ssh, home or Path.home())
+    resolver = _Resolver(ssh, home or Path.home(), files or Files())
     try:
         hops = resolver.hops(target, (), node=True)
     except ConfigParseError as err:
@@ -125,8 +50,9 @@ def resolve(target: Target, ssh: Ssh, home: Path | None = None) -> Route:
 
 
 class _Resolver:
-    def __init__(self, ssh: Ssh, home: Path) -> None:
+    def __init__(self, ssh: Ssh, home: Path, files: Files) -> None:
         self._ssh = ssh
+        self._files = files
         self._home = home
         self.warnings: list[str] = []
 
@@ -150,10 +76,14 @@ class _Resolver:
         user = target.user or (self._ssh.user if node else None)
         port = target.port or (self._ssh.port if node else None)
         names = (getpass.getuser(), user if user else (), target.host, port if port else ())
-        paths = [path for path in (self._home / ".ssh" / "config", SYSTEM_CONFIG) if os.access(path, os.R_OK)]
-        reader = _load(None, paths if self._ssh.config else [], False, names)
+        paths = [
+            path
+            for path in (self._home / ".ssh" / "config", SYSTEM_CONFIG)
+            if self._ssh.config and os.access(path, os.R_OK)
+        ]
+        reader = Reader(self._files, False, names).read(paths)
         if reader.has_match_final():
-            reader = _load(reader, paths, True, names)
+            reader = Reader(self._files, True, names).read(paths)
         self.warnings += reader.ignored
         return reader
 
@@ -217,14 +147,6 @@ class _Resolver:
 
     def _path(self, text: str) -> Path:
         return self._home / text[2:] if text.startswith("~/") else Path(text).expanduser()
-
-
-def _load(last: Reader | None, paths: list[Path], final: bool, names: tuple[Any, ...]) -> Reader:
-    reader = Reader(last, final, False, final, *names)
-    for path in paths:
-        reader.parse(path)
-    reader.loaded = True
-    return reader
 
 
 def _jump(word: str, label: str) -> Target:

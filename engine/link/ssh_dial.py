@@ -14,10 +14,10 @@ from typing import Any
 import asyncssh
 
 from engine.link import ssh_keys
-from engine.link.ssh_config import Reader
 from engine.link.ssh_errors import Context, Stage, explain
 from engine.link.ssh_identity import Identities, KeyRing
 from engine.link.ssh_model import KEEPALIVE_COUNT, MAX_FOREIGN_TEXT, Hop
+from engine.link.ssh_reader import Reader
 
 # Bulk over aes-gcm is half as fast again as over asyncssh's first choice; all others stay allowed.
 _CIPHERS = "^aes128-gcm@openssh.com"
@@ -102,18 +102,19 @@ async def dial(
         LinkError: the sentence for what went wrong.
     """
     witness = Witness(lambda exc: None if lost.done() else lost.set_result(exc))
-    identities = await asyncio.to_thread(ring.load, hop)
+    identities = Identities()
     with _words_of_proxy(hop) as (command, words):
         try:
-            options = await asyncio.to_thread(_options, hop, known, identities, command)
+            identities, options = await asyncio.to_thread(_prepare, hop, known, ring, command)
             async with asyncio.timeout(hop.connect_timeout_s):
                 conn = await asyncssh.connect(
                     hop.address,
                     hop.port,
                     config=None,
-                    options=options,
+                    options=_config_of(hop),
                     tunnel=via.ssh if via else None,
                     client_factory=lambda: witness,
+                    **options,
                 )
         except asyncssh.HostKeyNotVerifiable as err:
             raise ssh_keys.refused(hop, witness.key, witness.ca, str(err)) from err
@@ -131,15 +132,20 @@ async def dial(
     return Connection(hop, conn, lost)
 
 
-def _options(
-    hop: Hop, known: ssh_keys.KnownHosts, identities: Identities, command: list[str] | None
-) -> asyncssh.SSHClientConnectionOptions:
-    """Everything for `asyncssh.connect`. It reads files: call it in a thread."""
-    reader: Reader = hop.parsed
-    # An options object that holds nothing but our parsed config, which the real one is built upon.
+def _config_of(hop: Hop) -> asyncssh.SSHClientConnectionOptions:
+    """An options object that holds nothing but our parsed config, upon which asyncssh builds the real one."""
     base = asyncssh.SSHClientConnectionOptions.__new__(asyncssh.SSHClientConnectionOptions)
     base.kwargs = {}
-    base.config = reader
+    base.config = hop.parsed
+    return base
+
+
+def _prepare(
+    hop: Hop, known: ssh_keys.KnownHosts, ring: KeyRing, command: list[str] | None
+) -> tuple[Identities, dict[str, Any]]:
+    """Keys, and what `asyncssh.connect` is told beyond the config. It reads files: call it in a thread."""
+    reader: Reader = hop.parsed
+    identities = ring.load(hop)
     more: dict[str, Any] = {}
     if reader.get("Ciphers") is None:
         more["encryption_algs"] = _CIPHERS
@@ -150,27 +156,21 @@ def _options(
     if hop.identities_only:
         # Without a public part there is nothing to choose the agent's keys by, and None would mean all of them.
         more["agent_identities"] = list(identities.public) or [b"none"]
-    return asyncssh.SSHClientConnectionOptions(
-        base,
-        config=None,
-        host=hop.address,
-        port=hop.port,
-        username=hop.user,
-        known_hosts=known.load(hop.known_hosts),
-        host_key_alias=hop.key_alias,
-        client_keys=list(identities.keys),
-        agent_path=hop.agent or None,
-        agent_forwarding=False,
-        proxy_command=command,
-        tunnel=None,
-        compression_algs="none",
-        canonicalize_hostname=False,
-        connect_timeout=None,  # ours goes around everything
-        login_timeout=0,
-        keepalive_interval=hop.keepalive_s,
-        keepalive_count_max=KEEPALIVE_COUNT,
-        **more,
-    )
+    return identities, more | {
+        "username": hop.user,
+        "known_hosts": known.load(hop.known_hosts),
+        "host_key_alias": hop.key_alias,
+        "client_keys": list(identities.keys),
+        "agent_path": hop.agent or None,
+        "agent_forwarding": False,
+        "proxy_command": command,
+        "compression_algs": "none",
+        "canonicalize_hostname": False,
+        "connect_timeout": None,  # ours goes around everything
+        "login_timeout": 0,
+        "keepalive_interval": hop.keepalive_s,
+        "keepalive_count_max": KEEPALIVE_COUNT,
+    }
 
 
 @contextlib.contextmanager

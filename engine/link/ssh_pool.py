@@ -16,6 +16,7 @@ from engine.link.ssh_dial import Connection, dial
 from engine.link.ssh_gate import HANDSHAKES, Gate, Logins
 from engine.link.ssh_identity import KeyRing
 from engine.link.ssh_model import Hop, HostKeyOffer, Kind, Route, Target
+from engine.link.ssh_reader import Files
 
 # Tries beyond the first, for what may heal within seconds; the caller has a slower backoff of its own.
 RETRIES = 3
@@ -54,6 +55,7 @@ class SshPool:
         self._sleep = sleep
         self._known = ssh_keys.KnownHosts()
         self._ring = KeyRing()
+        self._files = Files()
         self._logins = Logins()
         self._routes: dict[Target, Route] = {}
         self._bastions: dict[tuple[object, ...], asyncio.Task[Connection]] = {}
@@ -105,7 +107,7 @@ class SshPool:
     async def _route(self, target: Target) -> Route:
         route = self._routes.get(target)
         if route is None:
-            route = await asyncio.to_thread(resolve, target, self._options, self._home)
+            route = await asyncio.to_thread(resolve, target, self._options, self._home, self._files)
             self._routes[target] = route
             self.warnings += [text for text in route.warnings if text not in self.warnings]
         return route

@@ -13,8 +13,9 @@ import pytest
 from engine.config.schema import Ssh
 from engine.errors import LinkError
 from engine.link import ssh_config
-from engine.link.ssh_config import resolve, seconds
+from engine.link.ssh_config import resolve
 from engine.link.ssh_model import Hop, Route, Target
+from engine.link.ssh_reader import seconds, split_words
 
 
 @pytest.fixture
