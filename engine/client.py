@@ -268,7 +268,7 @@ def read_summary(paths: RunPaths) -> Snapshot | None:
         return snapshot_from_json(json.loads(paths.summary.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

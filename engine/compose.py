@@ -28,6 +28,7 @@ from engine.rundir import (
     default_run_root,
     explained,
     new_run_id,
+    os_error_text,
     write_atomically,
     write_json,
 )
@@ -162,8 +163,8 @@ def load_plan(paths: RunPaths) -> Plan:
     try:
         return plan_from_json(json.loads(paths.launch.read_text(encoding="utf-8")))
     except OSError as err:
-        raise RunNotFound(f"{paths.launch} cannot be read: {err.strerror or err}") from err
-    except (ValueError, KeyError, TypeError) as err:
+        raise RunNotFound(f"{paths.launch} cannot be read: {os_error_text(err)}") from err
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         raise RunNotFound(f"{paths.launch} is not a launch plan of this version ({err})") from err
 
 

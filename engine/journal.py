@@ -63,7 +63,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         for raw in file:
             try:
                 line: Any = json.loads(raw)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(line, dict):
                 yield line  # pyright: ignore[reportUnknownVariableType]
@@ -74,7 +74,7 @@ def replay(state: JobState, lines: Iterator[dict[str, Any]]) -> JobState:
     for line in lines:
         try:
             event, at = event_from_json(line)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             continue
         state = _quiet_step(state, event, at)
     return state

@@ -330,6 +330,10 @@ class Supervisor:
                 self._faults.pop("summary", None)
                 break
             except RunDirError as err:
+                if not self._paths.root.is_dir():
+                    # Whoever removed the folder wants no summary in it, and we must not wait for ever.
+                    log.warning("%s", err)
+                    break
                 self._faults["summary"] = str(err)
                 self.hub.publish()
                 await asyncio.sleep(RETRY_WRITE_S)

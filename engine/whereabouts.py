@@ -100,5 +100,5 @@ def read_info(paths: RunPaths) -> EngineInfo | None:
     try:
         data: Any = json.loads(paths.engine.read_text(encoding="utf-8"))
         return EngineInfo(int(data["pid"]), str(data["host"]), str(data["socket"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -75,7 +75,7 @@ class Decoder:
 def _parse_head(line: bytes) -> dict[str, Any]:
     try:
         head: Any = json.loads(line)
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise WireError(f"not a frame header: {line[:80]!r}") from err
     if not isinstance(head, dict):
         raise WireError(f"not a frame header: {line[:80]!r}")

@@ -72,7 +72,7 @@ class EventFeed:
             for line in self._lines.feed(data):
                 try:
                     event: Any = json.loads(line.raw)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue  # a line torn by a crash of an engine; the next one starts anew
                 if isinstance(event, dict):
                     events.append(event)  # pyright: ignore[reportUnknownArgumentType]

@@ -18,6 +18,8 @@ from engine.config.variables import reserved
 MAX_WORD = 128 * 1024
 # NAME_MAX is 255 bytes; run ids and the like are joined to names in places.
 MAX_NAME = 200
+# 31 years: beyond that, moments made of it are no dates any more.
+MAX_SECONDS = 1e9
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "task.mode": ("per_gpu", "per_node"),
@@ -269,9 +271,11 @@ def _numbers(config: Config) -> Iterator[Problem]:
         if not path.endswith("_s") or not isinstance(value, int | float):
             continue
         if not math.isfinite(value):
-            yield Problem(path, f"expected a number of seconds, got {value}", "for ever is a large number here")
+            yield Problem(path, f"expected a number of seconds, got {value}", f"for ever is {MAX_SECONDS:.0f} here")
         elif value < 0:
             yield Problem(path, f"{value:g} seconds cannot be waited", "give 0 or more")
+        elif value > MAX_SECONDS:
+            yield Problem(path, f"{value:g} seconds are more than a clock can tell", f"give at most {MAX_SECONDS:.0f}")
         elif value <= 0 and path not in _MAY_BE_ZERO:
             yield Problem(path, "0 seconds is no time at all", "give more than 0")
     if config.restart.max < 0:
