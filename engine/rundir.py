@@ -204,6 +204,8 @@ def find_run(run: str | None, run_root: Path) -> RunPaths:
         by_name = [r for r in runs if r.root.parent.name == run]
         if by_name:
             return by_name[0]
+        if Path(run).is_dir():
+            raise RunNotFound(f"{run} is a folder, but not a run directory", "`trainui ls` shows what is there")
         raise RunNotFound(f'no run "{run}" below {run_root}', "`trainui ls` shows what is there")
     if len(matches) > 1:
         some = ", ".join(r.root.name for r in matches[:4])

@@ -1,13 +1,16 @@
-"""Which logs a run directory holds, by the names of its files alone (contract, section 6)."""
+"""Which logs a run directory holds, by the names of its files alone (contract, section 6); where matches begin."""
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from engine.errors import TrainUIError
+from engine.parse.lines import LineAssembler
 
 _NODE = re.compile(r"(\d+)_(.+)")
 _ATTEMPT = re.compile(r"attempt_(\d+)")
@@ -15,6 +18,7 @@ _RANK = re.compile(r"rank_(\d+)\.log")
 _RANKS = re.compile(r"(\d+)(?:-(\d+))?")
 # More ranks than any job has: `--rank 0-999999999` must not fill the memory.
 MAX_RANKS = 1_000_000
+BLOCK_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +89,32 @@ def find_logs(
         ),
         key=lambda log: log.rank,
     )
+
+
+def start_of_last_matches(path: Path, pattern: re.Pattern[str], count: int) -> int:
+    """Where the last `count` lines begin in which `pattern` is found (an offset in bytes); the end if there are none.
+
+    Reads the whole file: only a search tells which lines match.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    last: deque[int] = deque(maxlen=count)
+    lines = LineAssembler()
+    with path.open("rb") as file:
+        while data := file.read(BLOCK_BYTES):
+            last.extend(line.number for line in lines.feed(data) if pattern.search(line.text))
+        rest = lines.flush()
+        if rest is not None and pattern.search(rest.text):
+            last.append(rest.number)
+        if not last:
+            return file.tell()
+        return _offset_of(file, last[0])
+
+
+def _offset_of(file: BinaryIO, number: int) -> int:
+    """Where line `number` (from 1) begins."""
+    file.seek(0)
+    for _ in range(number - 1):
+        file.readline()
+    return file.tell()

@@ -172,7 +172,8 @@ def verdict_lines(snapshot: Snapshot, color: bool, last_lines: Sequence[str] = (
     cause = snapshot.root_cause
     if cause is None:
         return []
-    proof = last_lines or [evidence.text for evidence in cause.evidence]
+    # A reason often ends with the very line that proves it: once is enough.
+    proof = last_lines or [evidence.text for evidence in cause.evidence if evidence.text not in cause.reason]
     return [paint(clean(cause.reason), RED, color), *(f"  | {clean(line)}" for line in proof)]
 
 

@@ -59,6 +59,7 @@ class TextPrinter:
         self._prefixes = Prefixes.of([(r.host, r.rank) for r in first.ranks], color)
         self._first_attempt = first.attempt
         self._telling = False
+        self._faults: set[tuple[object, ...]] = set()
 
     def lines(self, feed: Feed, lines: Sequence[Line]) -> None:
         """`host:rank | text`."""
@@ -73,9 +74,19 @@ class TextPrinter:
             if event.get("event") == "attempt_started" and event.get("attempt", 0) >= self._first_attempt:
                 self._telling = True
             if self._telling:
-                told.append(event)
+                told.append(self._fault_once(event))
         for note in notes(told, [node.host for node in snapshot.nodes]):
             self._narrator.say(note.text, note.level)
+
+    def _fault_once(self, event: Event) -> Event:
+        """A node repeats its fault with every phase up to its end: what it says the second time is the phase."""
+        if event.get("event") != "node_phase" or not event.get("error"):
+            return event
+        fault = (event.get("node_rank"), event.get("attempt"), event["error"])
+        if fault in self._faults:
+            return {**event, "error": None}
+        self._faults.add(fault)
+        return event
 
     def say(self, text: str, level: Level = Level.WARNING) -> None:
         """A sentence of our own."""

@@ -29,8 +29,10 @@ def conclude(state: JobState, now: float) -> tuple[JobState, tuple[Effect, ...]]
         due = now + state.rules.restart_backoff_s
         state = replace(state, phase=Phase.PENDING, restart_at=due, fail_due=None, survivors={}, deadline=None)
         return state, (SetTimer(RESTART_TIMER, state.rules.restart_backoff_s),)
+    stays_down = phase is Phase.FAILED and state.rules.restart_policy == "on_failure"
+    why = why_no_restart(state, now) if stays_down else None
     state = replace(state, phase=phase, exit_status=status, ended_at=now, fail_due=None, survivors={}, deadline=None)
-    return state, (Finish(),)
+    return replace(state, no_restart=why), (Finish(),)
 
 
 def _close_ranks(state: JobState) -> JobState:
@@ -64,17 +66,26 @@ def _outcome(state: JobState) -> tuple[Phase, int, JobState]:
 
 
 def _may_restart(state: JobState, now: float) -> bool:
+    return state.rules.restart_policy == "on_failure" and why_no_restart(state, now) is None
+
+
+def why_no_restart(state: JobState, now: float) -> str | None:
+    """Why a job that failed at `now` (Unix seconds) does not start again by itself, or None where it does."""
     rules = state.rules
-    if rules.restart_policy != "on_failure" or state.restarts_used >= rules.restart_max:
-        return False
+    if state.restarts_used >= rules.restart_max:
+        return f"all {rules.restart_max} restarts of restart.max are used up"
     if state.stop is not None and state.stop.origin != "fail":
-        return False
+        return "the job was being stopped"
     if any(n.state in (NodeState.LOST, NodeState.FAILED) for n in state.nodes.values()):
-        return False
+        return "a node could not take part"
     if lost_ranks(state):
-        return False
+        return "how some ranks ended is not known"
     started = state.attempt_started_at
-    return state.alive or (started is not None and now - started >= MIN_UPTIME_S)
+    if state.alive or (started is not None and now - started >= MIN_UPTIME_S):
+        return None
+    return (
+        f"it failed within {MIN_UPTIME_S:g} s and before any rank reported a step, so a restart would only repeat that"
+    )
 
 
 def refusal(state: JobState, intent: Intent) -> str | None:

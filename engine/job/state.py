@@ -55,6 +55,7 @@ class JobState:
     fail_due: float | None = None  # when the fail policy stops the others
     restart_at: float | None = None
     restarts_used: int = 0
+    no_restart: str | None = None  # why a failed job did not start again by itself, though it was to
     alive: bool = False  # a sign of life came in this attempt
     tails: Mapping[int, tuple[Evidence, ...]] = field(default_factory=dict[int, tuple[Evidence, ...]])
     errors: Mapping[int, str] = field(default_factory=dict[int, str])  # rank -> why it could not be started
@@ -117,6 +118,7 @@ def fresh_attempt(state: JobState, attempt: int, now: float) -> JobState:
         restart_wanted=False,
         fail_due=None,
         restart_at=None,
+        no_restart=None,
         alive=False,
         tails={},
         errors={},
@@ -139,6 +141,8 @@ def with_rank(state: JobState, rank: RankView) -> JobState:
 def to_snapshot(state: JobState, findings: tuple[str, ...] = ()) -> Snapshot:
     """What the views see."""
     left = max(0, state.rules.restart_max - state.restarts_used) if state.rules.restart_policy != "never" else 0
+    if state.no_restart is not None:
+        findings = (*findings, f"not restarted by itself: {state.no_restart}")
     return Snapshot(
         run_id=state.run_id,
         name=state.name,

@@ -7,11 +7,15 @@ import signal as signals
 from collections.abc import Mapping
 
 from engine.job.snapshot import Evidence, NodeView, RankView, RootCause
+from engine.judge.torchrun import first_worker
 from engine.model import RankState
 
 # `ValueError: boom`, `torch.cuda.OutOfMemoryError: ...`, `KeyboardInterrupt`: the last line of a traceback.
 _EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Warning|Iteration)\b(?::|$)")
-_TRACEBACK = "Traceback (most recent call last)"
+# A traceback's first line, or one of its frames where the first line is further up than the tail reaches.
+_TRACEBACK = re.compile(r'Traceback \(most recent call last\)|^ +File ".*", line \d+, in ')
+# torch writes it before every line of a traceback once there is a process group.
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
 _MEANINGS = {
     126: "the command could not be executed",
     127: "the command was not found",
@@ -28,12 +32,21 @@ def signal_name(number: int) -> str:
 
 def last_exception(tail: tuple[Evidence, ...]) -> Evidence | None:
     """The line that ends the last traceback in `tail`, where there is one."""
-    texts = [e.text for e in tail]
-    if not any(_TRACEBACK in text for text in texts):
+    texts = [_bare(e) for e in tail]
+    start = max((i for i, text in enumerate(texts) if _TRACEBACK.search(text)), default=None)
+    if start is None:
         return None
-    start = max(i for i, text in enumerate(texts) if _TRACEBACK in text)
-    found = [e for e in tail[start:] if _EXCEPTION.match(e.text)]
+    found = [e for e, text in zip(tail[start:], texts[start:], strict=True) if _EXCEPTION.match(text)]
     return found[-1] if found else None
+
+
+def last_said(tail: tuple[Evidence, ...]) -> Evidence | None:
+    """The last line, rather one that says something: a rule of dashes does not."""
+    return next((e for e in reversed(tail) if any(c.isalnum() for c in e.text)), tail[-1] if tail else None)
+
+
+def _bare(line: Evidence) -> str:
+    return _RANK_PREFIX.sub("", line.text)
 
 
 def rank_cause(rank: RankView, tail: tuple[Evidence, ...], error: str | None) -> RootCause:
@@ -47,6 +60,9 @@ def rank_cause(rank: RankView, tail: tuple[Evidence, ...], error: str | None) ->
     who = f"rank {rank.rank} on {rank.host}"
     after = "" if rank.started_at is None or rank.ended_at is None else _after(rank.ended_at - rank.started_at)
     exception = last_exception(tail)
+    worker = first_worker(tail)
+    last = last_said(tail)
+    proof = (exception,) if exception and not error else (last,) if last else ()
     if error:
         kind, reason = "unknown", f"{who} could not be started: {error}"
     elif rank.state is RankState.SIGNALLED:
@@ -54,16 +70,18 @@ def rank_cause(rank: RankView, tail: tuple[Evidence, ...], error: str | None) ->
         fault = number in (signals.SIGSEGV, signals.SIGILL, signals.SIGFPE, signals.SIGBUS)
         kind = "segfault" if fault else "interrupted" if number == signals.SIGINT else "killed_by_signal"
         reason = f"{who} was ended by {signal_name(number)}{after}; trainui did not send it"
+    elif worker:
+        kind, reason = "unknown", f"{who}, torchrun, exited with code {rank.exit_code}{after}: {worker[0]}"
+        proof = worker[1]
     elif exception:
-        kind, reason = "python_exception", f"{who} exited with code {rank.exit_code}{after}: {exception.text}"
+        kind, reason = "python_exception", f"{who} exited with code {rank.exit_code}{after}: {_bare(exception)}"
     elif rank.exit_code in _MEANINGS:
-        last = f": {tail[-1].text}" if tail else ""
-        kind, reason = "unknown", f"{who}: {_MEANINGS[rank.exit_code]} (code {rank.exit_code}){last}"
+        said = f": {last.text}" if last else ""
+        kind, reason = "unknown", f"{who}: {_MEANINGS[rank.exit_code]} (code {rank.exit_code}){said}"
     else:
-        last = f"; its last line: {tail[-1].text}" if tail else "; it printed nothing"
-        kind, reason = "unknown", f"{who} exited with code {rank.exit_code}{after}{last}"
-    evidence = (exception,) if exception and not error else tail[-1:]
-    return RootCause(rank.rank, rank.node_rank, rank.host, kind, rank.exit_code, rank.signal, reason, evidence)
+        said = f"; its last line: {last.text}" if last else "; it printed nothing"
+        kind, reason = "unknown", f"{who} exited with code {rank.exit_code}{after}{said}"
+    return RootCause(rank.rank, rank.node_rank, rank.host, kind, rank.exit_code, rank.signal, reason, proof)
 
 
 def node_cause(node: NodeView) -> RootCause:

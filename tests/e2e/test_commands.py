@@ -86,6 +86,16 @@ def test_logs_of_several_ranks_have_prefixes(desk: Any) -> None:
     assert [x.split(" | ")[1] for x in last.split("\n") if x] == ["b 0", "b 1", "b 2"]
 
 
+def test_the_last_lines_with_a_pattern_are_the_last_that_match(desk: Any) -> None:
+    code = "[print('\\x1b[1m' + ('loss' if i % 10 == 0 else 'noise'), i) for i in range(100)]; print('tail', end='')"
+    assert desk.run(desk.job(code, 1), "--no-ui", "--quiet").returncode == 0
+    for words in ("", "-f"):
+        last = desk.run("logs", "-n", "3", "--grep", "^loss", *words.split()).stdout
+        assert [x.split(" | ")[1] for x in last.split("\n") if x] == ["loss 70", "loss 80", "loss 90"]
+        assert desk.run("logs", "-n", "3", "--grep", "tail", *words.split()).stdout.endswith(" | tail\n")
+        assert desk.run("logs", "-n", "3", "--grep", "nothing", *words.split()).stdout == ""
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

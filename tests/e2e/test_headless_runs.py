@@ -121,6 +121,15 @@ def test_ctrl_c_while_it_starts_leaves_nothing(desk: Any) -> None:
     desk.nothing_lives()
 
 
+def test_a_hook_that_fails_is_told_once_with_its_words(desk: Any) -> None:
+    done = desk.run(desk.job(SLEEPER, hooks={"before_start": "echo no disk; exit 3"}), "--no-ui")
+    assert done.returncode == 69
+    assert done.stderr.count("hooks.before_start failed with status 3: no disk") == 1
+    assert "everything is down" in done.stderr
+    assert done.stdout.count("hooks.before_start failed with status 3: no disk") == 1
+    desk.nothing_lives()
+
+
 @pytest.mark.parametrize("wait_for", ["run 2", "engine.json", "agent.json"])
 def test_ctrl_c_at_any_moment_of_the_start_leaves_nothing(desk: Any, wait_for: str) -> None:
     front = desk.start(desk.job(SLEEPER), "--no-ui")

@@ -9,6 +9,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,7 @@ def test_a_full_disk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
     real = os.statvfs(tmp_path)
 
     class Usage:
+        f_blocks = real.f_blocks
         f_bavail = free // real.f_frsize
         f_frsize = real.f_frsize
         f_files = 0
@@ -149,6 +151,13 @@ def test_a_full_disk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
 
     monkeypatch.setattr(os, "statvfs", lambda _path: Usage())
     assert any(what == "run directory" and "GiB free" in text for what, text in findings_of(plan_of(tmp_path), level))
+
+
+@pytest.mark.skipif(os.statvfs("/proc").f_blocks > 0, reason="a kernel whose /proc has a size")
+def test_a_file_system_without_a_number_for_its_room_is_not_full(tmp_path: Path) -> None:
+    plan = replace(plan_of(tmp_path), run_dir="/proc/self/task/x")
+    found = [(f.level, f.text) for f in check_local(plan, ENV) if f.what == "run directory"]
+    assert ("ok", "/proc/self/task does not tell how much is free") in found, found
 
 
 def test_a_taken_port_is_found_with_its_owner(tmp_path: Path) -> None:

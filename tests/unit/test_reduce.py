@@ -277,12 +277,15 @@ def test_restart_on_failure_counts_its_budget(restarting: Any) -> None:
     fail_both(world, 1)
     assert world.down(attempt=1) == [Finish()]
     assert world.state.phase is Phase.FAILED and world.state.exit_status == 9
+    assert "all 1 restarts" in to_snapshot(world.state).findings[0]
 
 
 def test_a_crash_before_the_first_sign_of_life_is_not_repeated(restarting: Any) -> None:
     restarting.run_all()
     fail_both(restarting)
     assert restarting.down() == [Finish()]
+    [why] = to_snapshot(restarting.state).findings
+    assert "not restarted by itself" in why and "within 30 s" in why
 
 
 def test_stop_while_a_restart_is_due_ends_the_run_as_failed(restarting: Any) -> None:

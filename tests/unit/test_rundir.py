@@ -71,6 +71,8 @@ def test_no_run_and_too_many_are_told_apart(tmp_path: Path) -> None:
         find_run("20260101", tmp_path)
     with pytest.raises(RunNotFound, match='no run "x"'):
         find_run("x", tmp_path)
+    with pytest.raises(RunNotFound, match="not a run directory"):
+        find_run(str(tmp_path / "one"), tmp_path)
     assert [r.root.name for r in list_runs(tmp_path)] == ["20260101-000001-bbbb", "20260101-000000-aaaa"]
 
 

@@ -25,7 +25,7 @@ from tui.commands.common import (
     run_root_option,
     say,
 )
-from tui.log_files import LogFile, attempts, find_logs, parse_ranks
+from tui.log_files import LogFile, attempts, find_logs, parse_ranks, start_of_last_matches
 from tui.pump import Feed, LogPump
 from tui.render_text import Prefixes
 
@@ -54,7 +54,13 @@ class Choice:
 @click.option("--node", "nodes", metavar="N ...", multiple=True, help="Only these nodes, by number or name.")
 @click.option("--attempt", type=click.IntRange(min=0), metavar="A", help="Default: the newest.")
 @click.option("-f", "--follow", "following", is_flag=True, help="Go on until the run is over.")
-@click.option("-n", "--lines", type=click.IntRange(min=0), metavar="LINES", help="Only the last ones of each rank.")
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(min=0),
+    metavar="LINES",
+    help="Only the last ones of each rank; with --grep, the last that match.",
+)
 @click.option("--grep", metavar="RE", help="Only lines in which this regular expression is found.")
 @run_root_option
 @click.option("--no-color", is_flag=True, help="No colours.")
@@ -165,7 +171,12 @@ def _print_lines(choice: Choice, file: LogFile, prefixes: Prefixes, color: bool)
 
 def _feed(choice: Choice, file: LogFile) -> Feed:
     with explained(file.path):
-        start = 0 if choice.lines is None else start_of_last_lines(file.path, choice.lines)[0]
+        if choice.lines is None:
+            start = 0
+        elif choice.pattern is None:
+            start = start_of_last_lines(file.path, choice.lines)[0]
+        else:
+            start = start_of_last_matches(file.path, choice.pattern, choice.lines)
     return Feed(file.rank, file.host, file.attempt, LogTail(file.path, start))
 
 
