@@ -157,6 +157,15 @@ def test_survivors_restarts_faults_and_the_end() -> None:
     assert header.second_row(run(rank(0)), NOW, UNICODE) == []
 
 
+def test_findings_are_shown_while_it_runs_and_at_its_end() -> None:
+    known = "3 wanted, 2 run"
+    assert words(header.second_row(run(rank(0), findings=(known,)), NOW, UNICODE)) == known
+    ended = run(rank(0), phase=Phase.FAILED, exit_status=3, findings=(known, "not restarted"))
+    assert words(header.second_row(ended, NOW, UNICODE)) == (
+        "exit status 3 · the run is over, q leaves · 3 wanted, 2 run; not restarted"
+    )
+
+
 @given(st.text(max_size=400), st.integers(1, 120))
 def test_a_verdict_takes_at_most_two_rows(reason: str, width: int) -> None:
     cause = RootCause(0, 0, "node01", "exit", 1, None, reason)

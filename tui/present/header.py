@@ -91,7 +91,8 @@ def title_row(snapshot: Snapshot, now: float, width: int, glyphs: Glyphs) -> Spa
 
 
 def second_row(snapshot: Snapshot, now: float, glyphs: Glyphs) -> Spans:
-    """What is going on beside running, or []: a stop with who is alive, a restart, the end."""
+    """What is going on beside running, or []: a stop with who is alive, a restart, the end, what there is to know."""
+    known = "; ".join(snapshot.findings)
     if snapshot.stuck:
         who = "; ".join(survivor_text(s) for s in snapshot.survivors)
         return [("could not be killed: ", "bad"), (label(who), "strong")]
@@ -102,9 +103,12 @@ def second_row(snapshot: Snapshot, now: float, glyphs: Glyphs) -> Spans:
         return [(f"restart in {due} s ({snapshot.restarts_left} left)", "warn")]
     if snapshot.phase.final:
         status = "" if snapshot.exit_status is None else f"exit status {snapshot.exit_status} {glyphs.dot} "
-        return [(f"{status}the run is over, q leaves", PHASE_ROLES[snapshot.phase])]
+        over: Spans = [(f"{status}the run is over, q leaves", PHASE_ROLES[snapshot.phase])]
+        return [*over, (f" {glyphs.dot} ", "dim"), (label(known), "warn")] if known else over
     faults = [f"{n.host}: {n.error}" for n in snapshot.nodes if n.error]
-    return [(label("; ".join(faults)), "bad")] if faults else []
+    if faults:
+        return [(label("; ".join(faults)), "bad")]
+    return [(label(known), "warn")] if known else []
 
 
 def _stopping(snapshot: Snapshot, now: float, glyphs: Glyphs) -> Spans:
