@@ -75,15 +75,16 @@ class _Resolver:
     def _read(self, target: Target, node: bool) -> Reader:
         user = target.user or (self._ssh.user if node else None)
         port = target.port or (self._ssh.port if node else None)
-        names = (getpass.getuser(), user if user else (), target.host, port if port else ())
+        names = (_local_user(), user if user else (), target.host, port if port else ())
         paths = [
             path
             for path in (self._home / ".ssh" / "config", SYSTEM_CONFIG)
             if self._ssh.config and os.access(path, os.R_OK)
         ]
-        reader = Reader(self._files, False, names).read(paths)
+        reader = Reader(self._files, names).read(paths)
         if reader.has_match_final():
-            reader = Reader(self._files, True, names).read(paths)
+            self.warnings += reader.ignored
+            reader = Reader(self._files, names, reader).read(paths)
         self.warnings += reader.ignored
         return reader
 
@@ -98,7 +99,7 @@ class _Resolver:
             name=target.host,
             address=_text(reader, "Hostname") or target.host,
             port=int(_number(reader, "Port") or DEFAULT_PORT),
-            user=_text(reader, "User") or getpass.getuser(),
+            user=_text(reader, "User") or _local_user(),
             identities=self._identities(target, given, configured, node),
             identities_only=bool(reader.get("IdentitiesOnly")) or (node and chosen is not None),
             agent=self._agent(reader),
@@ -147,6 +148,13 @@ class _Resolver:
 
     def _path(self, text: str) -> Path:
         return self._home / text[2:] if text.startswith("~/") else Path(text).expanduser()
+
+
+def _local_user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError) as err:
+        raise fault(Kind.CONFIG, f"user id {os.getuid()} of this machine has no name", "set USER") from err
 
 
 def _jump(word: str, label: str) -> Target:

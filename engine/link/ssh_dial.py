@@ -119,13 +119,14 @@ async def dial(
         except asyncssh.HostKeyNotVerifiable as err:
             raise ssh_keys.refused(hop, witness.key, witness.ca, str(err)) from err
         except (OSError, asyncssh.Error, ValueError) as err:
+            agent_keys, gone = await _agent_words(hop, identities, err)
             context = Context(
                 hop,
                 witness.reached(),
                 via=via.hop.name if via else "",
                 locked=_short(identities.locked),
-                broken=_short(identities.broken),
-                offered=(*await _agent_words(hop, identities, err), *_short(identities.offered)),
+                broken=(*_short(identities.broken), *gone),
+                offered=(*agent_keys, *_short(identities.offered)),
                 said=witness.banner or words(),
             )
             raise explain(err, context) from err
@@ -195,18 +196,21 @@ def _words_of_proxy(hop: Hop) -> Generator[tuple[list[str] | None, Callable[[], 
         path.unlink(missing_ok=True)
 
 
-async def _agent_words(hop: Hop, identities: Identities, err: Exception) -> tuple[str, ...]:
-    """How many keys of the agent were offered; asked only when a login was refused."""
+async def _agent_words(hop: Hop, identities: Identities, err: Exception) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """How many keys of the agent were offered, and that it is gone; asked only when a login was refused.
+
+    A run outlives the login from which it was started, and a forwarded agent does not.
+    """
     if not hop.agent or not isinstance(err, asyncssh.DisconnectError):
-        return ()
+        return (), ()
     try:
         held = await asyncio.wait_for(_agent_keys(hop.agent), 2.0)
     except (OSError, asyncssh.Error, ValueError):
-        return ()
+        return (), (f"the ssh-agent at {hop.agent} does not answer",)
     keys = [key.public_data for key in held]
     if hop.identities_only:
         keys = [key for key in keys if key in identities.public]
-    return (f"{len(keys)} key{'s' * (len(keys) != 1)} of the agent",) if keys else ()
+    return ((f"{len(keys)} key{'s' * (len(keys) != 1)} of the agent",) if keys else ()), ()
 
 
 async def _agent_keys(path: str) -> Sequence[asyncssh.SSHKeyPair]:

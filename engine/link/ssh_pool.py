@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import resource
 from collections.abc import Awaitable, Callable
@@ -15,7 +16,7 @@ from engine.link.ssh_config import resolve
 from engine.link.ssh_dial import Connection, dial
 from engine.link.ssh_gate import HANDSHAKES, Gate, Logins
 from engine.link.ssh_identity import KeyRing
-from engine.link.ssh_model import Hop, HostKeyOffer, Kind, Route, Target
+from engine.link.ssh_model import Hop, HostKeyOffer, Kind, Route, Target, fault
 from engine.link.ssh_reader import Files
 
 # Tries beyond the first, for what may heal within seconds; the caller has a slower backoff of its own.
@@ -59,6 +60,8 @@ class SshPool:
         self._logins = Logins()
         self._routes: dict[Target, Route] = {}
         self._bastions: dict[tuple[object, ...], asyncio.Task[Connection]] = {}
+        # It writes a line for each packet type otherwise, and costs a tenth of a login doing so.
+        logging.getLogger("asyncssh").setLevel(logging.WARNING)
         raise_file_limit()
 
     async def connect(self, target: Target) -> Connection:
@@ -107,7 +110,16 @@ class SshPool:
     async def _route(self, target: Target) -> Route:
         route = self._routes.get(target)
         if route is None:
-            route = await asyncio.to_thread(resolve, target, self._options, self._home, self._files)
+            try:
+                async with asyncio.timeout(self._options.connect_timeout_s):
+                    route = await asyncio.to_thread(resolve, target, self._options, self._home, self._files)
+            except TimeoutError as err:
+                limit = f"{self._options.connect_timeout_s:g} s"
+                raise fault(
+                    Kind.CONFIG,
+                    f"{target.host}: reading the SSH config took more than {limit}",
+                    "a Match exec command that hangs, or a slow home directory?",
+                ) from err
             self._routes[target] = route
             self.warnings += [text for text in route.warnings if text not in self.warnings]
         return route

@@ -7,6 +7,7 @@ anew for every host: with 200 Host blocks that is 12 ms for each of 200 hosts. A
 
 from __future__ import annotations
 
+import copy
 import glob
 import os
 import re
@@ -36,6 +37,13 @@ _UNFOLLOWED: dict[str, tuple[str, frozenset[str], str]] = {
     "canonicalizehostname": ("CanonicalizeHostname", frozenset({"no", "none"}), "is not followed: write full names"),
     "knownhostscommand": ("KnownHostsCommand", frozenset({"none"}), "is not run: keep its keys in a known_hosts file"),
     "verifyhostkeydns": ("VerifyHostKeyDNS", frozenset({"no"}), "is not followed: keep the keys in known_hosts"),
+    "revokedhostkeys": (
+        "RevokedHostKeys",
+        frozenset({"none"}),
+        "is not read: mark them @revoked in a known_hosts file",
+    ),
+    "proxyusefdpass": ("ProxyUseFdpass", frozenset({"no"}), "is not followed: ProxyCommand must pass the bytes itself"),
+    "bindinterface": ("BindInterface", frozenset[str](), "is not followed: use BindAddress"),
     "pubkeyacceptedalgorithms": ("PubkeyAcceptedAlgorithms", frozenset[str](), "is not followed"),
     "pubkeyacceptedkeytypes": ("PubkeyAcceptedKeyTypes", frozenset[str](), "is not followed"),
 }
@@ -123,14 +131,19 @@ def _noted(handler: Callable[..., Any]) -> dict[str, tuple[str, Callable[..., An
 class Reader(SSHClientConfig):
     """What files say about one host. `ignored` is what of it is not followed, with file and line."""
 
-    def __init__(self, files: Files, final: bool, names: tuple[Any, ...]) -> None:
+    def __init__(self, files: Files, names: tuple[Any, ...], first: Reader | None = None) -> None:
         """
         Args:
-            final: the second pass, in which `Match final` holds.
             names: local user, user or (), host, port or ().
+            first: the first pass; this one is the second, in which `Match final` holds and Host means the HostName.
         """
-        super().__init__(cast(Any, None), final, False, final, *names)
+        super().__init__(cast(Any, None), False, False, first is not None, *names)
         self.ignored: list[str] = []
+        self._name: str = self._orig_host
+        if first is not None:
+            self._options = copy.deepcopy(first.unexpanded)
+            self._name = str(self._options.get("Hostname", self._orig_host))
+        self.unexpanded: dict[str, Any] = {}
         self._files = files
         self._depth = 0
         self._tokens = {"%": "%"}
@@ -146,6 +159,7 @@ class Reader(SSHClientConfig):
             self._default_path = path.parent
             self.parse(path)
         self._set_tokens()
+        self.unexpanded = dict(self._options)
         # ssh expands tokens in the last two too.
         for option in (*self._percent_expand, "UserKnownHostsFile", "HostKeyAlias"):
             value: Any = self._options.get(option)
@@ -177,7 +191,7 @@ class Reader(SSHClientConfig):
                 self._error(f"{option} has more values than it takes: {' '.join(args)}")
 
     def _host(self, option: str, args: list[str]) -> None:
-        self._matching = host_matches(args, self._orig_host)
+        self._matching = host_matches(args, self._name)
         args.clear()
 
     def _files_of(self, option: str, args: list[str]) -> None:
@@ -243,9 +257,8 @@ def _lines(text: str) -> list[Line]:
 
 @cache
 def _compiled(patterns: tuple[str, ...]) -> tuple[list[re.Pattern[str]], list[re.Pattern[str]]]:
-    words = [word for text in patterns for word in text.split(",") if word]
-    positive = [_regex(word) for word in words if not word.startswith("!")]
-    return positive, [_regex(word[1:]) for word in words if word.startswith("!")]
+    positive = [_regex(word) for word in patterns if not word.startswith("!")]
+    return positive, [_regex(word[1:]) for word in patterns if word.startswith("!")]
 
 
 def _regex(pattern: str) -> re.Pattern[str]:

@@ -100,16 +100,21 @@ class Sshd:
         assert process.poll() is None, self.log()
         return self
 
-    def stop(self, sessions: bool = True) -> None:
+    def stop(self) -> None:
         """End the daemon and, as a reboot would, the connections that it serves."""
         if self.process is None:
             return
-        pids = [self.process.pid, *(_descendants(self.process.pid) if sessions else [])]
+        pids = [self.process.pid, *self.sessions()]
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 9 if pid != self.process.pid else 15)
         self.process.wait(10)
         self.process = None
+
+    def sessions(self) -> list[int]:
+        """The processes that serve connections."""
+        assert self.process is not None
+        return _descendants(self.process.pid)
 
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")

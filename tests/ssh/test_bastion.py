@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -108,6 +110,29 @@ async def test_a_bastion_that_forwards_nothing(world: Any) -> None:
     assert "it forwards no TCP" in str(error)
 
 
+async def test_a_bastion_that_hangs_holds_nobody_longer_than_the_time_limit(world: Any, lab: Any) -> None:
+    bastion, node = world.sshd("bastion"), world.sshd("node")
+    world.config(world.alias("jump", bastion) + behind(world, "jump", 2, node))
+    pool = world.pool(keepalive_s=0.5, connect_timeout_s=1.0)
+    first = await pool.connect(Target("n0"))
+    sessions = bastion.sessions()
+    for pid in sessions:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        error = await asyncio.wait_for(failing(pool.connect(Target("n1"))), 10)
+        assert error.retry
+        assert 'n1: bastion "jump" got no answer from' in str(error)
+        await asyncio.wait_for(first.lost, 10)
+        assert not first.usable
+        # What hangs is given up, and another connection made.
+        again = await asyncio.wait_for(pool.connect(Target("n1")), 20)
+        assert bastion.connections() == 2
+        await again.close()
+    finally:
+        for pid in sessions:
+            os.kill(pid, signal.SIGCONT)
+
+
 async def test_after_the_bastions_restart_the_nodes_are_reached_again(world: Any, lab: Any) -> None:
     bastion, node = world.sshd("bastion"), world.sshd("node")
     world.config(world.alias("jump", bastion) + behind(world, "jump", 2, node))
@@ -142,7 +167,9 @@ async def test_a_proxy_command_with_quotes_and_words_on_stderr(world: Any, lab: 
 
 
 async def test_a_proxy_command_that_ends(world: Any) -> None:
-    world.config("Host n0\n ProxyCommand sh -c 'echo no tunnel today >&2; exit 1'\nHost n1\n ProxyCommand no-such-program\n")
+    world.config(
+        "Host n0\n ProxyCommand sh -c 'echo no tunnel today >&2; exit 1'\nHost n1\n ProxyCommand no-such-program\n"
+    )
     error = await failing(world.pool().connect(Target("n0")))
     assert error.kind == "proxy"
     assert 'ended before SSH started; it said "no tunnel today"' in str(error)

@@ -142,6 +142,16 @@ async def test_the_name_under_which_a_key_is_kept(world: Any) -> None:
     await (await pool.connect(Target("n1"))).close()
 
 
+async def test_an_ipv6_address(world: Any) -> None:
+    daemon = world.sshd("node", known=False, address="::1")
+    pool = world.pool()
+    with pytest.raises(HostKeyUnknown, match=rf"\[::1\]:{daemon.port}") as caught:
+        await pool.connect(world.target(daemon))
+    assert caught.value.offer.line.startswith(f"[::1]:{daemon.port} ")
+    pool.accept_host_key(caught.value.offer)
+    await (await pool.connect(world.target(daemon))).close()
+
+
 async def test_an_entry_without_a_port_counts_for_any_port(world: Any) -> None:
     daemon = world.sshd("node", known=False)
     world.know("127.0.0.1 " + daemon.known_line().split(" ", 1)[1])

@@ -10,6 +10,7 @@ import pytest
 
 from engine.errors import LinkError
 from engine.link.ssh import exec_command
+from engine.link.ssh_model import Target
 
 # Everything that some shell would touch, should one ever see it.
 HOSTILE = r"""printf '%s\n' '\\ \ $HOME `id` ! !! "double" %d {a,b} * ~ é 🐍 #'"""
@@ -93,10 +94,20 @@ async def test_request_tty_and_remote_command_of_the_config_are_not_for_us(world
     daemon = world.sshd("node")
     world.config(world.alias("n", daemon, "RequestTTY force", "RemoteCommand tmux attach"))
     job = world.job("echo fine")
-    talk = await job.open(world.pool(), world.target(daemon).__class__("n"))
+    talk = await job.open(world.pool(), Target("n"))
     await talk.start()
     await talk.finish()
     assert job.log() == b"fine\n"
+
+
+async def test_variables_that_the_config_sends_arrive_as_with_ssh(world: Any) -> None:
+    daemon = world.sshd("node", "AcceptEnv SITE_*")
+    world.config(world.alias("n", daemon, "SetEnv SITE_QUEUE=gpu"))
+    job = world.job("echo $SITE_QUEUE")
+    talk = await job.open(world.pool(), Target("n"))
+    await talk.start()
+    await talk.finish()
+    assert job.log() == b"gpu\n"
 
 
 def test_a_python_that_a_shell_would_touch_is_refused() -> None:

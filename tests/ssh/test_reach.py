@@ -200,6 +200,22 @@ async def test_the_keys_of_an_agent_are_used(world: Any, agent: Any) -> None:
     assert daemon.connections() == 1
 
 
+async def test_an_agent_that_is_gone_is_named(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = world.sshd("node")
+    world.key.unlink()
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(world.folder / "gone"))
+    error = await failing(world.pool().connect(world.target(daemon)))
+    assert error.kind == "auth"
+    assert f"the ssh-agent at {world.folder / 'gone'} does not answer" in str(error)
+
+
+async def test_a_config_whose_command_hangs(world: Any) -> None:
+    world.config("Match exec 'sleep 3'\n Port 1\n")
+    error = await failing(world.pool(connect_timeout_s=0.3).connect(Target("node")))
+    assert (error.kind, error.retry) == ("config", False)
+    assert "Match exec" in error.hint
+
+
 async def test_an_agent_with_too_many_keys(world: Any, lab: Any, agent: Any) -> None:
     daemon = world.sshd("node", "MaxAuthTries 3")
     agent(*(lab.make_key(world.folder / f"extra{i}") for i in range(7)))

@@ -15,7 +15,7 @@ from engine.errors import LinkError
 from engine.link import ssh_config
 from engine.link.ssh_config import resolve
 from engine.link.ssh_model import Hop, Route, Target
-from engine.link.ssh_reader import seconds, split_words
+from engine.link.ssh_reader import Files, seconds, split_words
 
 
 @pytest.fixture
@@ -48,6 +48,16 @@ CONFIGS = [
     "Host node3\n HostKeyAlias cluster\n ProxyCommand nc -x 'a b' %h %p\n",
     "Host node3\n ServerAliveInterval 30s\n ConnectTimeout 1m\n",
     "Host node3\n ProxyCommand first %h\n ProxyJump second\n",
+    "Host node3\n ProxyCommand none\n ProxyJump second\n",
+    "Host node3 # mine\n Port 2222 # theirs\n User a#b\n",
+    "Host *.x node?\n Port 9\nHost node[3]\n Port 10\nHost a,node3\n User list\n",
+    "Host NODE3\n Port 9\n",
+    "Host n*\n Port 9\nHost node3\n Port 8\n HostName %%h-%h\n",
+    "Match final host node3.cluster\n Port 8\nHost node3\n HostName node3.cluster\n",
+    "Match !host other !exec false\n Port 9\nMatch all\n User everybody\n",
+    "Match localuser nobody\n Port 9\n",
+    "\tHost\tnode3\n\t  HostName=h1\n  port = 99\n\n# Port 1\n   #x\n",
+    'Host node3\n User "with \\"quotes\\""\n HostKeyAlias \'a b\'\n',
 ]
 
 
@@ -180,3 +190,35 @@ def test_times_of_ssh_config() -> None:
         *(30, 30, 5400, 172800),
         *(None, None, None, None),
     ]
+
+
+def test_words_of_a_line() -> None:
+    assert split_words("a  'b c' \"d e\" f\\ g # h") == ("a", "b c", "d e", "f g")
+    assert split_words("x#y '' #") == ("x#y", "")
+    assert split_words("a'b'\"c\"") == ("abc",)
+    assert split_words(r"C:\dir 'it\'s' \\") == (r"C:\dir", "it's", "\\")
+    assert split_words("") == ()
+    assert split_words("'open") is None
+
+
+def test_files_are_included_in_order_and_relative_to_the_config(home: Path) -> None:
+    (home / ".ssh" / "conf.d").mkdir()
+    for name in ("20", "10", "30"):
+        (home / ".ssh" / "conf.d" / name).write_text(f"Host node3\n Port {name}\n")
+    assert node(home, "Include conf.d/*\n").port == 10
+    ssh_config.SYSTEM_CONFIG.write_text("Include more\n")
+    ssh_config.SYSTEM_CONFIG.with_name("more").write_text("User sys\n")
+    assert node(home, "Include conf.d/none*\n").user == "sys"
+
+
+def test_files_that_include_each_other_are_a_fault(home: Path) -> None:
+    with pytest.raises(LinkError, match="include each other"):
+        node(home, "Include config\n")
+
+
+def test_a_config_that_changed_is_read_again(home: Path) -> None:
+    files = Files()
+    config = home / ".ssh" / "config"
+    for port in (2201, 33):
+        config.write_text(f"Host node3\n Port {port}\n")
+        assert resolve(Target("node3"), Ssh(), home, files).node.port == port
