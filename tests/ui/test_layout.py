@@ -47,14 +47,25 @@ async def test_stacked_and_side_by_side(open_console: Any) -> None:
         assert table.region.height == 5
         await world.pilot.resize_terminal(120, 40)
         await world.pilot.pause()
+        assert (table.region.height, log.region.width) == (5, 120)  # a few ranks leave the log its whole width
+        await world.pilot.resize_terminal(160, 40)
+        await world.pilot.pause()
         assert table.region.right <= log.region.x
-        assert log.region.right == 120
+        assert log.region.right == 160
         await world.pilot.resize_terminal(50, 10)
         await world.pilot.pause()
         assert world.focus == "log"
         assert log.region.height == 9
         assert "rank 0 line 100" in world.text
         assert "RANK" not in world.text
+
+
+async def test_many_ranks_stand_beside_the_log(open_console: Any, snapshots: Any, tmp_path: Path) -> None:
+    async with open_console(snapshots.make_snapshot(tmp_path, 32), size=(120, 40)) as world:
+        table, log = world.console._main.table, world.console._main.log_view
+        assert table.region.right <= log.region.x
+        assert log.region.right == 120
+        assert table.region.height > 32
 
 
 async def test_zoom_and_back(open_console: Any) -> None:

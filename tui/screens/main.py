@@ -18,6 +18,8 @@ from tui.widgets.canvas import Bar
 from tui.widgets.log_view import LogView
 from tui.widgets.rank_table import RankTable
 
+# From WIDE cells on, a table that does not fit above the log stands beside it; from WIDER on it always does:
+# a log that is given half of a narrower screen loses the ends of its lines.
 WIDE = 100
 WIDER = 160
 SMALLEST = (60, 15)
@@ -78,7 +80,8 @@ class MainScreen(Screen[None]):
         width, height = self.size
         small = width < SMALLEST[0] or height < SMALLEST[1]
         self.set_class(small, "small")
-        self.set_class(width >= WIDE and not small, "wide")
+        tall = len(self.snapshot.ranks) + 1 > height * TABLE_SHARE
+        self.set_class(width >= (WIDE if tall else WIDER) and not small, "wide")
         self.set_class(width >= WIDER and not small, "wider")
         self._size_table()
         if small:
