@@ -89,6 +89,7 @@ class Plan:
     restart_policy: str
     restart_max: int
     restart_backoff_s: float
+    lost_after_s: float | None = None  # a node out of reach for longer is given up; None: never
     warnings: tuple[str, ...] = ()
     heartbeat_interval_s: float = 5.0
 

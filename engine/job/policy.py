@@ -13,6 +13,7 @@ from engine.session import Intent, MoreGrace, RestartJob, StopJob
 
 FAIL_TIMER = "fail_grace"
 RESTART_TIMER = "restart"
+LOST_TIMER = "lost:"  # and the node rank
 
 # An attempt that never showed progress counts as having got going when it lived this long (seconds):
 # shorter, and a restart would only repeat a crash at start-up.
@@ -50,6 +51,11 @@ def _outcome(state: JobState) -> tuple[Phase, int, JobState]:
     failed = failed_ranks(state)
     asked = state.stop is not None and state.stop.origin != "fail"
     bad_nodes = [n for n in state.nodes.values() if n.state in (NodeState.FAILED, NodeState.LOST)]
+    lost_nodes = sorted((n.since or 0.0, n.node_rank) for n in bad_nodes if n.state is NodeState.LOST)
+    if lost_nodes and (not failed or lost_nodes[0][0] <= (failed[0].ended_at or 0.0)):
+        # Peers that failed after a node had vanished died of it; and what nobody confirmed is not "stopped".
+        cause = node_cause(state.nodes[lost_nodes[0][1]], "peer_lost")
+        return Phase.LOST, EXIT_UNAVAILABLE, replace(state, cause=cause)
     if failed:
         return Phase.FAILED, exit_status(state.cause, failed), state
     if bad_nodes and not asked:

@@ -37,7 +37,7 @@ from engine.job.events import (
     StopRequested,
     TimerFired,
 )
-from engine.job.policy import FAIL_TIMER, RESTART_TIMER, conclude
+from engine.job.policy import FAIL_TIMER, LOST_TIMER, RESTART_TIMER, conclude
 from engine.job.snapshot import Evidence, Survivor
 from engine.job.state import (
     JobState,
@@ -111,6 +111,10 @@ def _engine_started(state: JobState, event: EngineStarted, now: float) -> Result
     if state.restart_at is not None:
         return state, (SetTimer(RESTART_TIMER, max(0.0, state.restart_at - now)),)
     effects: list[Effect] = [Connect(n) for n in state.nodes]
+    for node in state.nodes.values():
+        if node.since is not None and state.rules.lost_after_s is not None:
+            left = max(0.0, node.since + state.rules.lost_after_s - now)
+            effects.append(SetTimer(f"{LOST_TIMER}{node.node_rank}", left))
     if state.fail_due is not None:
         effects.append(SetTimer(FAIL_TIMER, max(0.0, state.fail_due - now)))
     return state, tuple(effects)
@@ -136,6 +140,12 @@ def _node_up(state: JobState, event: NodeUp, now: float) -> Result:
     node = state.nodes[event.node_rank]
     if state.phase.final or state.restart_at is not None or node.state is NodeState.FAILED:
         return state, ()
+    if node.state is NodeState.LOST:
+        # Given up, and back: what lives there must not outlive the job.
+        return state, (StopNode(event.node_rank, _grace(state, now)),) if event.phase != "down" else ()
+    if node.since is not None:
+        state, effects = _node_up(with_node(state, replace(node, since=None, error=None)), event, now)
+        return state, (CancelTimer(f"{LOST_TIMER}{event.node_rank}"), *effects)
     if event.attempt == state.attempt:
         node = replace(node, state=_AGENT_PHASES.get(event.phase, node.state), error=node.error)
         state = with_node(state, node)
@@ -152,7 +162,7 @@ def _node_up(state: JobState, event: NodeUp, now: float) -> Result:
 
 def _node_failed(state: JobState, event: NodeFailed, now: float) -> Result:
     node = state.nodes[event.node_rank]
-    if state.phase.final or node.state in (NodeState.DOWN, NodeState.FAILED):
+    if state.phase.final or node.state in (NodeState.DOWN, NodeState.FAILED, NodeState.LOST):
         return state, ()
     state = with_node(state, replace(node, state=NodeState.FAILED, error=event.error))
     if all_down(state):
@@ -162,16 +172,37 @@ def _node_failed(state: JobState, event: NodeFailed, now: float) -> Result:
 
 def _link_lost(state: JobState, event: LinkLost, now: float) -> Result:
     node = state.nodes[event.node_rank]
-    if state.phase.final or node.state in (NodeState.DOWN, NodeState.FAILED, NodeState.LOST):
+    over = node.state in (NodeState.DOWN, NodeState.FAILED, NodeState.LOST)
+    if over or state.phase.final or state.attempt < 0:
         return state, ()
-    return with_node(state, replace(node, state=NodeState.UNREACHABLE, error=event.reason)), ()
+    away = node.since is not None
+    node = replace(node, state=NodeState.UNREACHABLE, error=event.reason, since=node.since if away else now)
+    limit = state.rules.lost_after_s
+    timer = () if away or limit is None else (SetTimer(f"{LOST_TIMER}{event.node_rank}", limit),)
+    return with_node(state, node), timer
+
+
+def _node_lost(state: JobState, node_rank: int, now: float) -> Result:
+    """It was away for too long: given up, with its ranks; what runs elsewhere is stopped."""
+    node = state.nodes.get(node_rank)
+    if node is None or node.since is None or node.state is not NodeState.UNREACHABLE or state.phase.final:
+        return state, ()
+    error = f"not reached for {now - node.since:.0f} s ({node.error}); what runs there is not known"
+    state = with_node(state, replace(node, state=NodeState.LOST, error=error))
+    for number in state.node_ranks[node_rank]:
+        rank = state.ranks[number]
+        if rank.state is RankState.RUNNING:
+            state = with_rank(state, replace(rank, state=RankState.LOST, ended_at=node.since))
+    if all_down(state):
+        return conclude(state, now)
+    return _stop(state, "fail", kill=False, now=now)
 
 
 def _node_phase(state: JobState, event: NodePhase, now: float) -> Result:
     if event.attempt != state.attempt or state.phase.final:
         return state, ()
     node = state.nodes[event.node_rank]
-    if node.state is NodeState.FAILED:
+    if node.state in (NodeState.FAILED, NodeState.LOST):
         # Told before: its failure may by now have stopped the others, which must not excuse it.
         return state, ()
     error = event.error
@@ -273,7 +304,8 @@ def _stop(state: JobState, origin: str, *, kill: bool, now: float) -> Result:
     grace = 0.0 if kill else state.rules.stop_grace_s
     if not kill:
         state = replace(state, deadline=now + grace)
-    targets = [n.node_rank for n in state.nodes.values() if n.state not in (NodeState.DOWN, NodeState.FAILED)]
+    over = (NodeState.DOWN, NodeState.FAILED, NodeState.LOST)
+    targets = [n.node_rank for n in state.nodes.values() if n.state not in over]
     return state, (CancelTimer(FAIL_TIMER), *(StopNode(n, grace) for n in targets))
 
 
@@ -294,6 +326,8 @@ def _grace_extended(state: JobState, event: GraceExtended, now: float) -> Result
 def _timer_fired(state: JobState, event: TimerFired, now: float) -> Result:
     if event.name == FAIL_TIMER and state.fail_due is not None:
         return _stop(state, "fail", kill=False, now=now)
+    if event.name.startswith(LOST_TIMER):
+        return _node_lost(state, int(event.name.removeprefix(LOST_TIMER)), now)
     if event.name == RESTART_TIMER and state.restart_at is not None:
         return state, (BeginAttempt(state.attempt + 1, "on_failure"),)
     return state, ()

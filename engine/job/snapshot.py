@@ -62,6 +62,7 @@ class NodeView:
     host: str
     state: NodeState = NodeState.PENDING
     error: str | None = None
+    since: float | None = None  # out of reach since then (Unix seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +139,7 @@ class Snapshot:
             "ended_at": rfc3339(self.ended_at),
             "exit_status": self.exit_status,
             "root_cause": None if cause is None else cause_to_json(cause),
-            "nodes": [
-                {"node_rank": n.node_rank, "host": n.host, "state": str(n.state), "error": n.error} for n in self.nodes
-            ],
+            "nodes": [node_to_json(n) for n in self.nodes],
             "ranks": [rank_to_json(r, now) for r in self.ranks],
             "findings": list(self.findings),
             "survivors": [
@@ -166,6 +165,23 @@ def cause_to_json(cause: RootCause) -> dict[str, Any]:
         "reason": cause.reason,
         "evidence": [{"rank": e.rank, "line_no": e.line_no, "text": e.text} for e in cause.evidence],
     }
+
+
+def node_to_json(node: NodeView) -> dict[str, Any]:
+    """One entry of `nodes[]`."""
+    return {
+        "node_rank": node.node_rank,
+        "host": node.host,
+        "state": str(node.state),
+        "error": node.error,
+        "since": rfc3339(node.since),
+    }
+
+
+def node_from_json(data: dict[str, Any]) -> NodeView:
+    """What `node_to_json` wrote, read back."""
+    state, since = NodeState(data["state"]), from_rfc3339(data.get("since"))
+    return NodeView(data["node_rank"], data["host"], state, data["error"], since)
 
 
 def rank_to_json(rank: RankView, now: float) -> dict[str, Any]:
@@ -235,7 +251,7 @@ def snapshot_from_json(data: dict[str, Any]) -> Snapshot:
         run_dir=data["run_dir"],
         attempt=data["attempt"],
         phase=Phase(data["phase"]),
-        nodes=tuple(NodeView(n["node_rank"], n["host"], NodeState(n["state"]), n["error"]) for n in data["nodes"]),
+        nodes=tuple(node_from_json(n) for n in data["nodes"]),
         ranks=tuple(rank_from_json(r) for r in data["ranks"]),
         started_at=from_rfc3339(data["started_at"]),
         ended_at=from_rfc3339(data["ended_at"]),

@@ -21,6 +21,7 @@ class Rules:
     restart_policy: str
     restart_max: int
     restart_backoff_s: float
+    lost_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ def initial(plan: Plan) -> JobState:
             plan.restart_policy,
             plan.restart_max,
             plan.restart_backoff_s,
+            plan.lost_after_s,
         ),
         folders=folders,
         node_ranks={n.node_rank: tuple(r.rank for r in n.ranks) for n in plan.nodes},
@@ -103,7 +105,7 @@ def fresh_attempt(state: JobState, attempt: int, now: float) -> JobState:
         )
         for r in state.ranks.values()
     }
-    nodes = {n.node_rank: replace(n, state=NodeState.PENDING, error=None) for n in state.nodes.values()}
+    nodes = {n.node_rank: replace(n, state=NodeState.PENDING, error=None, since=None) for n in state.nodes.values()}
     return replace(
         state,
         attempt=attempt,

@@ -84,10 +84,10 @@ def rank_cause(rank: RankView, tail: tuple[Evidence, ...], error: str | None) ->
     return RootCause(rank.rank, rank.node_rank, rank.host, kind, rank.exit_code, rank.signal, reason, proof)
 
 
-def node_cause(node: NodeView) -> RootCause:
-    """The verdict where a node could not take part."""
+def node_cause(node: NodeView, kind: str = "node_failed") -> RootCause:
+    """The verdict where a node could not take part, or vanished."""
     reason = f"node {node.node_rank} ({node.host}): {node.error or 'it could not take part'}"
-    return RootCause(None, node.node_rank, node.host, "node_failed", None, None, reason)
+    return RootCause(None, node.node_rank, node.host, kind, None, None, reason)
 
 
 def lost_cause(ranks: list[RankView]) -> RootCause:

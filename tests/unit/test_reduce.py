@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.job.effects import BeginAttempt, Connect, ExtendGrace, Finish, SetTimer, StartNode, StopNode
+from engine.job.effects import BeginAttempt, CancelTimer, Connect, ExtendGrace, Finish, SetTimer, StartNode, StopNode
 from engine.job.events import (
     AttemptStarted,
     EngineStarted,
@@ -33,7 +33,7 @@ from engine.job.events import (
 )
 from engine.job.policy import refusal
 from engine.job.reduce import step
-from engine.job.snapshot import snapshot_from_json
+from engine.job.snapshot import NodeView, snapshot_from_json
 from engine.job.state import initial, to_snapshot
 from engine.journal import replay
 from engine.model import NodeState, Phase, RankState
@@ -192,7 +192,59 @@ def test_a_node_that_was_away_when_the_stop_began_is_told_when_it_is_back(world:
     assert world.state.nodes[0].state is NodeState.UNREACHABLE and world.state.phase is Phase.RUNNING
     world.tell(StopRequested("other"))
     world.now += 5
-    assert world.tell(NodeUp(0, 0, "running")) == [StopNode(0, 10.0)]
+    assert StopNode(0, 10.0) in world.tell(NodeUp(0, 0, "running"))
+
+
+def two_nodes(**rules: Any) -> Any:
+    world = World(tiny_plan(nodes=2, per_node=1, lost_after_s=60.0, **rules))
+    world.run_all()
+    return world
+
+
+def test_a_node_out_of_reach_keeps_its_ranks_and_comes_back() -> None:
+    world = two_nodes()
+    assert world.tell(LinkLost(1, "no answer")) == [SetTimer("lost:1", 60.0)]
+    assert world.state.phase is Phase.RUNNING and world.state.ranks[1].state is RankState.RUNNING
+    assert world.state.nodes[1].since == world.now
+    world.now += 20
+    assert world.tell(LinkLost(1, "connection refused")) == []
+    assert world.state.nodes[1].since == world.now - 20
+    assert SetTimer("lost:1", 40.0) in world.tell(EngineStarted(2))
+    assert world.tell(NodeUp(1, 0, "running")) == [CancelTimer("lost:1")]
+    assert world.state.nodes[1] == NodeView(1, "n1", NodeState.RUNNING)
+    assert world.tell(TimerFired("lost:1")) == []
+
+
+def test_a_node_that_stays_away_is_given_up_and_nothing_restarts() -> None:
+    world = two_nodes(restart_policy="on_failure")
+    world.tell(SignOfLife(0, 0), LinkLost(1, "no answer"))
+    world.now += 60
+    assert StopNode(0, 15.0) in world.tell(TimerFired("lost:1"))
+    assert world.state.ranks[1].state is RankState.LOST
+    # The others failed because their peer had vanished: that is not the cause.
+    world.end(0, code=1)
+    world.down(0)
+    assert (world.state.phase, world.state.exit_status) == (Phase.LOST, 69)
+    assert world.state.cause.host == "n1" and "not reached for 60 s (no answer)" in world.state.cause.reason
+
+
+def test_a_failure_before_the_node_vanished_stays_the_cause() -> None:
+    world = two_nodes()
+    world.end(0, at=world.now - 5, code=3)
+    world.tell(LinkLost(1, "no answer"))
+    world.now += 60
+    world.tell(TimerFired("lost:1"))
+    world.down(0)
+    assert (world.state.phase, world.state.exit_status) == (Phase.FAILED, 3)
+
+
+def test_a_node_that_was_given_up_is_stopped_when_it_comes_back() -> None:
+    world = two_nodes()
+    world.tell(LinkLost(1, "no answer"))
+    world.now += 60
+    world.tell(TimerFired("lost:1"))
+    assert world.tell(NodeUp(1, 0, "running")) == [StopNode(1, 15.0)]
+    assert world.state.nodes[1].state is NodeState.LOST
 
 
 def test_before_start_that_fails_fails_the_job(world: Any) -> None:
@@ -346,14 +398,14 @@ EVENTS = st.one_of(
     st.builds(StopRequested, st.sampled_from(["sigint", "other"]), st.booleans()),
     st.just(RestartRequested()),
     st.builds(GraceExtended, st.just(30.0)),
-    st.builds(TimerFired, st.sampled_from(["fail_grace", "restart"])),
+    st.builds(TimerFired, st.sampled_from(["fail_grace", "restart", "lost:0", "lost:1"])),
 )
 
 
 @settings(max_examples=400)
 @given(st.lists(EVENTS, max_size=40), st.sampled_from(["never", "on_failure"]))
 def test_whatever_is_told_the_state_makes_sense(events: list[Event], policy: str) -> None:
-    world = World(tiny_plan(nodes=2, restart_policy=policy))
+    world = World(tiny_plan(nodes=2, restart_policy=policy, lost_after_s=30.0))
     for event in events:
         world.now += 1
         for effect in world.tell(event):
