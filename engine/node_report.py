@@ -91,12 +91,12 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The folder for the run's files: the nearest one that is there. `free_files` None: as many as are wanted."""
+    """The folder for the run's files, or the nearest above it. Numbers are None where the file system tells none."""
 
     at: str = ""
     fault: str = ""
     full: bool = False
-    free_bytes: int = 0
+    free_bytes: int | None = None
     free_files: int | None = None
 
 
@@ -216,7 +216,7 @@ def parse_looked(answer: Mapping[str, Any]) -> Looked:
             at=_text(room.get("at")),
             fault=_text(room.get("fault")),
             full=room.get("full") is True,
-            free_bytes=_int(room.get("free_bytes")),
+            free_bytes=_whole(room.get("free_bytes")),
             free_files=_whole(room.get("free_files")),
         ),
         torch=torch if isinstance(torch, bool) else None,

@@ -37,13 +37,12 @@ def check_local(plan: Plan, environ: Mapping[str, str] | None = None) -> tuple[F
     Args:
         environ: what the ranks will inherit; None: this process's.
     """
-    from engine.preflight_checks import CHECKS
+    from engine.preflight_checks import check_here
 
     env = dict(os.environ if environ is None else environ)
     found: list[Finding] = []
     for node in plan.nodes:
-        for check in CHECKS:
-            found += check(plan, node, env)
+        found += check_here(plan, node, env)
     return worst_first(found)
 
 

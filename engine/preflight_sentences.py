@@ -179,8 +179,10 @@ def room_findings(host: str, looked: Looked, setting: str = "--run-root") -> Ite
         hint = f"choose another place with {setting}"
         yield Finding(FAIL, host, what, room.fault, f"free some space, or {hint}" if room.full else hint)
         return
-    text = f"{room.free_bytes / 2**30:.1f} GiB free at {room.at}"
-    if room.free_bytes < LEAST_FREE_BYTES:
+    text = f"{(room.free_bytes or 0) / 2**30:.1f} GiB free at {room.at}"
+    if room.free_bytes is None:
+        yield Finding(OK, host, what, f"{room.at} does not tell how much is free")
+    elif room.free_bytes < LEAST_FREE_BYTES:
         yield Finding(FAIL, host, what, text, f"free some space, or choose another place with {setting}")
     elif room.free_bytes < LITTLE_FREE_BYTES:
         yield Finding(WARN, host, what, text, "logs may fill it")

@@ -135,15 +135,17 @@ def which(name: str, search: str, cwd: str = "") -> str:
 def room(path: str) -> Facts:
     """Whether a folder can be made at `path` and takes files, and the room there.
 
-    `fault` is "" where it can, `free_files` None where the file system makes them as needed.
+    `fault` is "" where it can, `free_bytes` None where the file system does not tell, `free_files` None where it makes
+    them as needed.
     """
     there = nearest(path)
-    found: Facts = {"at": there, "fault": make_fault(path), "free_bytes": 0, "free_files": None}
+    found: Facts = {"at": there, "fault": make_fault(path), "free_bytes": None, "free_files": None}
     if found["fault"]:
         return found
     try:
         usage = os.statvfs(there)
-        found["free_bytes"] = usage.f_bavail * usage.f_frsize
+        if usage.f_blocks:  # FUSE mounts of object stores tell no number
+            found["free_bytes"] = usage.f_bavail * usage.f_frsize
         found["free_files"] = usage.f_favail if usage.f_files else None
         _write_something(there)
     except OSError as err:

@@ -9,17 +9,16 @@ import re
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.config.schema import Cluster, Config, Hooks, Task
+from engine.node.probe import user_name, who_listens
 from engine.plan import NodeFacts, Plan, make_plan
-from engine.ports import who_listens
 from engine.preflight import Finding, check_local, failed, format_findings, worst_first
-from engine.preflight_checks import check_logind
+from engine.preflight_checks import check_here
 from engine.probe import find_gpus, probe_local
 from engine.rundir import RunPaths
 from engine.whereabouts import take_lock, write_info
@@ -153,11 +152,16 @@ def test_a_full_disk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
     assert any(what == "run directory" and "GiB free" in text for what, text in findings_of(plan_of(tmp_path), level))
 
 
-@pytest.mark.skipif(os.statvfs("/proc").f_blocks > 0, reason="a kernel whose /proc has a size")
-def test_a_file_system_without_a_number_for_its_room_is_not_full(tmp_path: Path) -> None:
-    plan = replace(plan_of(tmp_path), run_dir="/proc/self/task/x")
-    found = [(f.level, f.text) for f in check_local(plan, ENV) if f.what == "run directory"]
-    assert ("ok", "/proc/self/task does not tell how much is free") in found, found
+def test_a_file_system_without_a_number_for_its_room_is_not_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage:  # as FUSE mounts of object stores say it, and /proc
+        f_blocks = f_bavail = f_files = f_favail = 0
+        f_frsize = 4096
+
+    monkeypatch.setattr(os, "statvfs", lambda _path: Usage())
+    found = [(f.level, f.text) for f in check_local(plan_of(tmp_path), ENV) if f.what == "run directory"]
+    assert found == [("ok", f"{tmp_path} does not tell how much is free")]
 
 
 def test_a_taken_port_is_found_with_its_owner(tmp_path: Path) -> None:
@@ -172,9 +176,13 @@ def test_a_taken_port_is_found_with_its_owner(tmp_path: Path) -> None:
 
 
 def test_busy_gpus_are_told_of(tmp_path: Path) -> None:
-    tool(tmp_path / "bin", "nvidia-smi", 'case $1 in *compute-apps*) echo "4711, python, 1024 MiB";; esac')
+    tool(
+        tmp_path / "bin",
+        "nvidia-smi",
+        'case $1 in *compute-apps*) echo "4711, GPU-aa, python, 1024";; *) echo "0, GPU-aa, H100, 81559, 1100";; esac',
+    )
     warnings = findings_of(plan_of(tmp_path), "warn", {**ENV, "PATH": f"{tmp_path}/bin:{ENV['PATH']}"})
-    assert ("GPUs", "in use by 4711, python, 1024 MiB") in warnings
+    assert ("GPUs", "in use: GPU 0 by python (pid 4711, 1024 MiB)") in warnings
 
 
 def test_other_runs_of_this_machine_are_told_of(tmp_path: Path) -> None:
@@ -197,11 +205,16 @@ def test_logind_that_kills_is_told_of(tmp_path: Path, monkeypatch: pytest.Monkey
     folder = tmp_path / "etc/systemd/logind.conf.d"
     folder.mkdir(parents=True)
     plan = plan_of(tmp_path)
+
+    def levels() -> list[str]:
+        return [f.level for f in check_here(plan, plan.nodes[0], ENV, str(tmp_path)) if f.what == "logind"]
+
     (folder.parent / "logind.conf").write_text("[Login]\n#KillUserProcesses=yes\n")
-    assert list(check_logind(plan, plan.nodes[0], ENV, tmp_path)) == []
+    assert levels() == []
     (folder / "x.conf").write_text("[Login]\nKillUserProcesses=yes\n")
-    (finding,) = check_logind(plan, plan.nodes[0], ENV, tmp_path)
-    assert (finding.level, finding.what) == ("warn", "logind")
+    assert levels() == ["warn"]
+    (folder / "y.conf").write_text(f"[Login]\nKillExcludeUsers=root {user_name(1000)}\n")
+    assert levels() == []
 
 
 def test_torchrun_without_torch_is_found(tmp_path: Path) -> None:
