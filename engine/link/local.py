@@ -21,6 +21,7 @@ class LocalChannel:
     def __init__(self, process: asyncio.subprocess.Process, decoder: Decoder) -> None:
         self._process = process
         self._decoder = decoder
+        self._reading = False
 
     async def send(self, head: dict[str, Any], payload: bytes = b"") -> None:
         stdin = self._process.stdin
@@ -35,7 +36,9 @@ class LocalChannel:
         stdout = self._process.stdout
         assert stdout is not None
         while True:
+            self._reading = True
             data = await stdout.read(_READ_BYTES)
+            self._reading = False
             if not data:
                 return
             try:
@@ -53,6 +56,11 @@ class LocalChannel:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+        stdout = self._process.stdout
+        if stdout is not None and not self._reading:
+            # Left unread, it would keep the pipe open until the loop is gone.
+            while await stdout.read(_READ_BYTES):
+                pass
 
 
 class LocalLink:

@@ -46,8 +46,9 @@ BRIDGE_SILENCE_S = 30.0  # three pings of the engine
 MAX_BEAT_LINE = 64 * 1024
 MAX_BEAT_READ = 256 * 1024
 MAX_SOCKET_PATH = 100  # sun_path holds 108 bytes
-LOG_CHUNK = 256 * 1024  # to a reader that keeps up; measured: 64 KiB costs a quarter of the throughput
-SLOW_LOG_CHUNK = 64 * 1024  # to one that does not: a frame must arrive within the engine's patience
+LOG_CHUNK = 256 * 1024
+SLOW_LOG_CHUNK = 64 * 1024  # where that much takes long: a frame must arrive within the engine's patience
+SLOW_S = 0.5
 LOG_ROOM = 256 * 1024  # no log frame is made while more than this waits for its reader
 MAX_LOG_READ = 1024 * 1024
 MAX_LOG_READS = 64
@@ -55,6 +56,7 @@ SHORTEST_LOOK_S, USUAL_LOOK_S, LONGEST_LOOK_S = 0.005, 0.02, 0.1
 LOG_TAIL = 64  # bytes by which a log is known again
 MAX_LOG_TAIL = 64 * 1024
 MAX_TOLD_ATTEMPTS = 100
+F_SETPIPE_SZ = 1031  # linux/fcntl.h; `fcntl` has it since Python 3.10
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 15, 36, 37
 
 Frame = Dict[str, Any]
@@ -888,6 +890,8 @@ class Connection:
         self.released = False
         self.streams: Dict[Tuple[int, int], LogStream] = {}  # the one that waits longest first
         self.reads: List[Frame] = []
+        self.filled_at = 0.0  # since when there was no room for log text
+        self.slow = False
 
 
 class Agent:
@@ -1023,8 +1027,7 @@ class Agent:
                 self._receive(key.data)
             if mask & selectors.EVENT_WRITE and key.data.sock.fileno() in self._connections:
                 self._flush(key.data)
-                if len(key.data.out) < LOG_ROOM and (key.data.streams or key.data.reads):
-                    self._look_at = 0.0
+                self._has_room(key.data)
         # Anything else is a pidfd: the tick looks after it.
 
     def _tick(self) -> None:
@@ -1343,6 +1346,8 @@ class Agent:
                 size, full = self._send_log(connection, stream)
                 most, more = max(most, size), more or full
             self._flush(connection)
+            if len(connection.out) >= LOG_ROOM and not connection.filled_at:
+                connection.filled_at = now
         if more:
             self._look_s = 0.0
         elif most:
@@ -1352,11 +1357,18 @@ class Agent:
         asked = any(connection.streams for connection in self._connections.values())
         self._look_at = now + self._look_s if asked else float("inf")
 
+    def _has_room(self, connection: Connection) -> None:
+        """It took some bytes: go on with its logs if it took enough."""
+        if len(connection.out) < LOG_ROOM and (connection.streams or connection.reads):
+            self._look_at = 0.0
+            connection.slow = connection.filled_at > 0 and time.monotonic() - connection.filled_at > SLOW_S
+            connection.filled_at = 0.0
+
     def _send_log(self, connection: Connection, stream: LogStream) -> Tuple[int, bool]:
         """A frame with what is new in one log: its size, and whether there may be more."""
         key = (stream.attempt, stream.rank)
         over = self._is_over(stream)  # asked first: what is written later would be missed
-        limit = SLOW_LOG_CHUNK if connection.out else LOG_CHUNK
+        limit = SLOW_LOG_CHUNK if connection.slow else LOG_CHUNK
         data = stream.read(limit)
         del connection.streams[key]
         connection.streams[key] = stream  # the others come first the next time
@@ -2378,6 +2390,10 @@ def bridge(sock: socket.socket, early: bytes) -> None:
     sock.setblocking(False)
     os.set_blocking(0, False)
     os.set_blocking(1, False)
+    try:
+        fcntl.fcntl(1, F_SETPIPE_SZ, 1 << 20)  # fewer wake-ups for a backlog of logs
+    except OSError:
+        pass  # no pipe, or not so large here
     to_agent, to_engine = bytearray(early), bytearray()
     heard = time.monotonic()
     agent_ended = False
@@ -2420,7 +2436,7 @@ def bridge(sock: socket.socket, early: bytes) -> None:
 def read_some(fd: int) -> Optional[bytes]:
     """What is there, b"" at the end, None where there is nothing yet."""
     try:
-        return os.read(fd, 65536)
+        return os.read(fd, 1 << 18)
     except (BlockingIOError, InterruptedError):
         return None
 
@@ -2429,7 +2445,7 @@ def write_some(fd: int, data: bytearray) -> None:
     """Write as much as goes without waiting."""
     try:
         while data:
-            del data[: os.write(fd, memoryview(data)[:65536].tobytes())]
+            del data[: os.write(fd, memoryview(data)[: 1 << 18])]
     except (BlockingIOError, InterruptedError):
         pass
 
