@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,14 +14,16 @@ import asyncssh
 from engine.errors import LinkError
 from engine.link.base import BOOTSTRAP, HANDSHAKE, Channel, bootstrap_input
 from engine.link.ssh_dial import Connection
-from engine.link.ssh_errors import Context, ShellEnd, Stage, explain, explain_shell, lost
-from engine.link.ssh_model import Kind, Target, fault
+from engine.link.ssh_errors import Context, ShellEnd, Stage, clean, explain, explain_shell, lost
+from engine.link.ssh_model import MAX_FOREIGN_TEXT, Kind, Target, fault
 from engine.link.ssh_pool import SshPool
 from engine.link.ssh_session import ExecSession, open_exec
 from engine.wire import Decoder, Frame, WireError, encode
 
 # From the login to the agent's first line (seconds): a login shell with its rc files, and a Python start.
 HANDSHAKE_TIMEOUT_S = 10.0
+# What a check on a host may take (seconds): an import of torch from a network file system, and some.
+RUN_TIMEOUT_S = 60.0
 # What a login shell may print before the agent's first line; the end of it is kept.
 _MAX_NOISE = 16 * 1024
 _PATH_TIMEOUT_S = 3.0
@@ -100,19 +103,57 @@ class SshLink:
     async def open(self, agent_source: bytes, spec: dict[str, Any]) -> Channel:
         connection = await self._pool.connect(self._target)
         try:
-            return await self._start(connection, bootstrap_input(agent_source, spec), str(spec["nonce"]))
+            data = bootstrap_input(agent_source, spec)
+            session, rest = await self._start(connection, data, str(spec["nonce"]))
         except BaseException:
             # Whatever ended the handshake, a cancelled task too: the connection must not stay behind.
             await connection.close()
             raise
+        return SshChannel(connection, session, rest)
 
-    async def _start(self, connection: Connection, data: bytes, nonce: str) -> Channel:
+    async def run(self, source: bytes, stdin: bytes = b"", timeout_s: float = RUN_TIMEOUT_S) -> bytes:
+        """Run a Python program there with the agent's python, and return what it wrote to stdout.
+
+        Args:
+            source: stdlib only; it finds `stdin` in the binary file `b`, and starts with `sys` imported.
+            timeout_s: from the login to its end.
+
+        Raises:
+            LinkError: the host cannot be reached, or the program failed; the message has the end of its stderr.
+        """
+        nonce = secrets.token_hex(8)
+        hello = b'sys.stdout.write("%b%b\\n");sys.stdout.flush()\n' % (HANDSHAKE, nonce.encode())
+        program = hello + source
+        connection = await self._pool.connect(self._target)
+        label = connection.hop.label
+        try:
+            async with asyncio.timeout(timeout_s):
+                session, output = await self._start(connection, b"%d\n%b%b" % (len(program), program, stdin), nonce)
+                session.write_eof()  # behind what is still on its way
+                while data := await session.read():
+                    output += data
+        except TimeoutError as err:
+            raise fault(
+                Kind.SHELL, f"{label}: a check did not end within {timeout_s:g} s", "is the host busy?"
+            ) from err
+        finally:
+            await connection.close()
+        if session.status is None and not session.signal:
+            raise lost(connection.hop, connection.lost.result() if connection.lost.done() else session.lost)
+        if session.status != 0:
+            how = session.signal or f"status {session.status}"
+            said = clean(session.errors.decode("utf-8", "replace")[-MAX_FOREIGN_TEXT:])
+            raise fault(Kind.OTHER, f"{label}: a check ended with {how}: {said}")
+        return output
+
+    async def _start(self, connection: Connection, data: bytes, nonce: str) -> tuple[ExecSession, bytes]:
+        """The session, and what followed the handshake line with the same bytes."""
         noise = bytearray()
         session: ExecSession | None = None
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 session = await open_exec(connection.ssh, self._command)
-                # The agent may answer only after all of it was sent; a shell that ends early never takes it.
+                # All of it is in the channel's buffer at once; only waiting for the shell to take it is given up.
                 writing = asyncio.create_task(_send(session, data))
                 try:
                     rest = await _await_handshake(session, nonce, noise)
@@ -125,7 +166,7 @@ class SshLink:
         except (OSError, asyncssh.Error) as err:
             raise explain(err, Context(connection.hop, Stage.SESSION)) from err
         if rest is not None:
-            return SshChannel(connection, session, rest)
+            return session, rest
         if session.status is None and not session.signal:
             reason = connection.lost.result() if connection.lost.done() else session.lost
             raise lost(connection.hop, reason)

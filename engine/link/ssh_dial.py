@@ -16,6 +16,7 @@ import asyncssh
 from engine.link import ssh_keys
 from engine.link.ssh_errors import Context, Stage, explain
 from engine.link.ssh_identity import Identities, KeyRing
+from engine.link.ssh_known import KnownHosts
 from engine.link.ssh_model import KEEPALIVE_COUNT, MAX_FOREIGN_TEXT, Hop
 from engine.link.ssh_reader import Reader
 
@@ -90,7 +91,7 @@ class Connection:
 
 
 async def dial(
-    hop: Hop, via: Connection | None, known: ssh_keys.KnownHosts, ring: KeyRing, lost: asyncio.Future[Exception | None]
+    hop: Hop, via: Connection | None, known: KnownHosts, ring: KeyRing, lost: asyncio.Future[Exception | None]
 ) -> Connection:
     """Connect to `hop` and log in, once.
 
@@ -117,7 +118,7 @@ async def dial(
                     **options,
                 )
         except asyncssh.HostKeyNotVerifiable as err:
-            raise ssh_keys.refused(hop, witness.key, witness.ca, str(err)) from err
+            raise ssh_keys.refused(known, hop, witness.key, witness.ca, str(err)) from err
         except (OSError, asyncssh.Error, ValueError) as err:
             agent_keys, gone = await _agent_words(hop, identities, err)
             context = Context(
@@ -142,24 +143,24 @@ def _config_of(hop: Hop) -> asyncssh.SSHClientConnectionOptions:
 
 
 def _prepare(
-    hop: Hop, known: ssh_keys.KnownHosts, ring: KeyRing, command: list[str] | None
+    hop: Hop, known: KnownHosts, ring: KeyRing, command: list[str] | None
 ) -> tuple[Identities, dict[str, Any]]:
     """Keys, and what `asyncssh.connect` is told beyond the config. It reads files: call it in a thread."""
     reader: Reader = hop.parsed
-    identities = ring.load(hop)
+    identities, keys = ring.load(hop), ssh_keys.trusted(known, hop)
     more: dict[str, Any] = {}
     if reader.get("Ciphers") is None:
         more["encryption_algs"] = _CIPHERS
     if reader.get("KexAlgorithms") is None:
         more["kex_algs"] = _KEX
     if reader.get("HostKeyAlgorithms") is None:
-        more["server_host_key_algs"] = known.algorithms(hop)
+        more["server_host_key_algs"] = ssh_keys.algorithms(keys)
     if hop.identities_only:
         # Without a public part there is nothing to choose the agent's keys by, and None would mean all of them.
         more["agent_identities"] = list(identities.public) or [b"none"]
     return identities, more | {
         "username": hop.user,
-        "known_hosts": known.load(hop.known_hosts),
+        "known_hosts": keys,
         "host_key_alias": hop.key_alias,
         "client_keys": list(identities.keys),
         "agent_path": hop.agent or None,

@@ -85,14 +85,14 @@ def explain(err: BaseException, ctx: Context) -> LinkError:
             if found is not None:
                 return found
     hop = ctx.hop
-    text = _clean(str(err)) or type(err).__name__
+    text = clean(str(err)) or type(err).__name__
     return fault(Kind.OTHER, f"{hop.label}: {hop.where}: {text}", f"try `ssh {hop.name} true`")
 
 
 def explain_shell(end: ShellEnd) -> LinkError:
     """Why the agent did not answer although the login worked."""
     hop, start = end.hop, f'{end.hop.label}: logged in to {end.hop.where} as "{end.hop.user}", but '
-    words = _clean("\n".join(filter(None, (end.printed, end.errors))))
+    words = clean("\n".join(filter(None, (end.printed, end.errors))))
     printed = f'; it printed "{words}"' if words else ""
     if end.waited_s is not None:
         return fault(
@@ -125,7 +125,7 @@ def lost(hop: Hop, err: BaseException | None) -> LinkError:
     if err is not None and "keepalive" in str(err):
         silent = hop.keepalive_s * (KEEPALIVE_COUNT + 1)
         return fault(Kind.LOST, f"{hop.label}: {hop.where} does not answer for {silent:g} s (network or host down?)")
-    why = f": {_clean(str(err))}" if err is not None and str(err) else ""
+    why = f": {clean(str(err))}" if err is not None and str(err) else ""
     return fault(Kind.LOST, f"{hop.label}: the connection to {hop.where} was closed by the other side{why}")
 
 
@@ -270,7 +270,7 @@ def _algorithms(err: BaseException, ctx: Context) -> LinkError | None:
     what = f"the server's {match[1]} algorithms are {match[2]}" if match else str(err)
     return fault(
         Kind.ALGORITHMS,
-        f"{hop.label}: no common algorithms with {hop.where}: {_clean(what)}",
+        f"{hop.label}: no common algorithms with {hop.where}: {clean(what)}",
         "an old server? KexAlgorithms, Ciphers and HostKeyAlgorithms of ~/.ssh/config are followed",
     )
 
@@ -280,7 +280,7 @@ def _channel(err: BaseException, ctx: Context) -> LinkError | None:
     if "connection closed" in text.lower():
         return lost(hop, None) if ctx.stage >= Stage.SESSION else _closed(err, ctx)
     if ctx.stage < Stage.SESSION:
-        why = _clean(text).lower() or "open failed"
+        why = clean(text).lower() or "open failed"
         if getattr(err, "code", None) == _FORBIDDEN:
             why = "it forwards no TCP: AllowTcpForwarding"
         return fault(
@@ -296,7 +296,7 @@ def _channel(err: BaseException, ctx: Context) -> LinkError | None:
         )
     return fault(
         Kind.ACCOUNT,
-        f'{hop.label}: sshd at {hop.where} refused to run a command for "{hop.user}": {_clean(text)}',
+        f'{hop.label}: sshd at {hop.where} refused to run a command for "{hop.user}": {clean(text)}',
         f"a restricted account? Try `ssh {hop.name} true`",
     )
 
@@ -307,18 +307,18 @@ def _key(err: BaseException, ctx: Context) -> LinkError | None:
         names = ", ".join(ctx.locked or hop.identities) or "the private key"
         return fault(
             Kind.PASSPHRASE,
-            f"{hop.label} ({hop.where}): key {names} needs a passphrase ({_clean(text)})",
+            f"{hop.label} ({hop.where}): key {names} needs a passphrase ({clean(text)})",
             f"add it to ssh-agent: ssh-add {(ctx.locked or hop.identities or ('KEY',))[0]}",
         )
     return fault(
-        Kind.CONFIG, f"{hop.label} ({hop.where}): a key file cannot be used: {_clean(text)}", "mend IdentityFile"
+        Kind.CONFIG, f"{hop.label} ({hop.where}): a key file cannot be used: {clean(text)}", "mend IdentityFile"
     )
 
 
 def _config(err: BaseException, ctx: Context) -> LinkError | None:
     return fault(
         Kind.CONFIG,
-        f"{ctx.hop.label} ({ctx.hop.where}): the SSH config cannot be used: {_clean(str(err))}",
+        f"{ctx.hop.label} ({ctx.hop.where}): the SSH config cannot be used: {clean(str(err))}",
         "mend ~/.ssh/config",
     )
 
@@ -347,10 +347,10 @@ def _misses(text: str, python: str) -> bool:
 
 
 def _said(ctx: Context) -> str:
-    words = _clean(ctx.said)
+    words = clean(ctx.said)
     return f'; it said "{words}"' if words else ""
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Foreign text for one line: no control characters, not too long."""
     return clean_label(" ".join(text.split())).strip()[:MAX_FOREIGN_TEXT]

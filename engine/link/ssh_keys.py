@@ -1,77 +1,54 @@
-"""Host keys: the known_hosts files, what a refused key means (new, changed or revoked), and accepting a new one.
+"""Host keys: what a refused key means (new, changed or revoked), and accepting a new one.
 
 asyncssh says the same of a new key and of a changed one; here they are told apart, and named with file and line.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import asyncssh
 from asyncssh.public_key import get_default_certificate_algs, get_default_public_key_algs
 
 from engine.errors import LinkError
+from engine.link.ssh_known import CA, HOST, REVOKED, Entry, KnownHosts
 from engine.link.ssh_model import DEFAULT_PORT, Hop, HostKeyOffer, HostKeyUnknown, Kind, fault
 
-_HOST_KEYS, _CA_KEYS, _REVOKED_KEYS = 0, 1, 2
+Trusted = tuple[list[asyncssh.SSHKey], list[asyncssh.SSHKey], list[asyncssh.SSHKey]]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A line of a known_hosts file that speaks of a host; `fingerprints` are those of its key or CA key."""
-
-    file: str
-    line_no: int
-    marker: str  # "", "cert-authority" or "revoked"
-    fingerprint: str
-
-    @property
-    def place(self) -> str:
-        """`/home/ml/.ssh/known_hosts line 12`."""
-        return f"{self.file} line {self.line_no}"
+def trusted(known: KnownHosts, hop: Hop) -> Trusted:
+    """Host keys, CA keys and revoked keys of `hop`, as asyncssh takes them."""
+    entries = known.entries(hop.known_hosts, names_of(hop))
+    host, ca, revoked = ([entry.key for entry in entries if entry.marker == marker] for marker in (HOST, CA, REVOKED))
+    return host, ca, revoked
 
 
-class KnownHosts:
-    """Files read once and again only when they change: parsing 5000 lines costs 70 ms."""
+def algorithms(keys: Trusted) -> list[str]:
+    """Host key algorithms to ask for: those of the keys we know first, so that a known key is the one shown.
 
-    def __init__(self) -> None:
-        self._parsed: dict[tuple[str, ...], tuple[tuple[object, ...], asyncssh.SSHKnownHosts]] = {}
-
-    def load(self, files: Sequence[str]) -> asyncssh.SSHKnownHosts:
-        """All entries of `files`; a file that is missing counts as empty, a line that is no entry is passed over."""
-        stamps = tuple(_stamp(file) for file in files)
-        stored = self._parsed.get(tuple(files))
-        if stored is not None and stored[0] == stamps:
-            return stored[1]
-        known = asyncssh.import_known_hosts("")
-        for file in files:
-            text = _read(file)
-            try:
-                known.load(text)
-            except ValueError:
-                known.load("\n".join(line for line in text.split("\n") if _parse(line) is not None))
-        self._parsed[tuple(files)] = (stamps, known)
-        return known
-
-    def algorithms(self, hop: Hop) -> list[str]:
-        """Host key algorithms to ask for: those of the keys we know first, so that a known key is the one shown.
-
-        All others follow. Else a host whose key is of another type today would look like one that is too old.
-        """
-        found = self.load(hop.known_hosts).match(hop.key_alias or hop.address, "", _port(hop))
-        known = [alg for key in found[_HOST_KEYS] for alg in key.sig_algorithms]
-        certified = list(get_default_certificate_algs()) if found[_CA_KEYS] else []
-        names = dict.fromkeys([*certified, *known, *get_default_public_key_algs()])
-        return [name.decode("ascii") for name in names]
+    All others follow. Else a host whose key is of another type today would look like one that is too old.
+    """
+    known = [alg for key in keys[0] for alg in key.sig_algorithms]
+    certified = list(get_default_certificate_algs()) if keys[1] else []
+    names = dict.fromkeys([*certified, *known, *get_default_public_key_algs()])
+    return [name.decode("ascii") for name in names]
 
 
-def refused(hop: Hop, key: asyncssh.SSHKey | None, ca: asyncssh.SSHKey | None, said: str) -> LinkError:
+def names_of(hop: Hop) -> list[str]:
+    """The names under which known_hosts may have `hop`: where nothing stands under the first, the second counts."""
+    first = host_pattern(hop)
+    plain = (hop.key_alias or hop.address).lower()
+    if hop.key_alias and hop.port != DEFAULT_PORT:
+        return [f"[{plain}]:{hop.port}", plain]
+    return [first] if first == plain else [first, plain]
+
+
+def refused(
+    known: KnownHosts, hop: Hop, key: asyncssh.SSHKey | None, ca: asyncssh.SSHKey | None, said: str
+) -> LinkError:
     """What it means that the key of `hop` was not accepted.
 
     Args:
@@ -79,8 +56,8 @@ def refused(hop: Hop, key: asyncssh.SSHKey | None, ca: asyncssh.SSHKey | None, s
         ca: who signed its certificate, where it showed one.
         said: asyncssh's own text.
     """
-    entries = _entries(hop)
-    revoked = [entry for entry in entries if entry.marker == "revoked"]
+    entries = known.entries(hop.known_hosts, names_of(hop))
+    revoked = [entry for entry in entries if entry.marker == REVOKED]
     if "revoked" in said:
         places = ", ".join(entry.place for entry in revoked) or "a known_hosts file"
         return fault(
@@ -95,10 +72,9 @@ def refused(hop: Hop, key: asyncssh.SSHKey | None, ca: asyncssh.SSHKey | None, s
             f"{hop.label}: {hop.where} showed a host certificate that is not valid: {said}. Refused",
             "ask who runs the host",
         )
-    wanted = "cert-authority" if ca is not None else ""
-    known = [entry for entry in entries if entry.marker == wanted]
-    if known:
-        return _changed(hop, shown, known, "CA OF THE HOST CERTIFICATE" if ca is not None else "HOST KEY")
+    old = [entry for entry in entries if entry.marker == (HOST if ca is None else CA)]
+    if old:
+        return _changed(hop, shown, old, "CA OF THE HOST CERTIFICATE" if ca is not None else "HOST KEY")
     return _unknown(hop, shown)
 
 
@@ -153,56 +129,10 @@ def _unknown(hop: Hop, key: asyncssh.SSHKey) -> HostKeyUnknown:
 
 
 def _changed(hop: Hop, key: asyncssh.SSHKey, known: list[Entry], what: str) -> LinkError:
-    old = ", ".join(f"{entry.fingerprint} ({entry.place})" for entry in known)
+    old = ", ".join(f"{entry.key.get_fingerprint()} ({entry.place})" for entry in known)
     return fault(
         Kind.HOST_KEY_CHANGED,
         f"{hop.label}: {what} OF {hop.where} HAS CHANGED: known is {old}, now it shows {key.get_fingerprint()}. "
         "Refused: the host was installed anew, or somebody is in between",
         f"if it was installed anew: `ssh-keygen -R '{host_pattern(hop)}' -f {known[0].file}`, then accept the new key",
     )
-
-
-def _entries(hop: Hop) -> list[Entry]:
-    """The lines that speak of `hop`: those with its port, and only where there is none, those without one."""
-    name = hop.key_alias or hop.address
-    names = [name] if hop.port == DEFAULT_PORT else [f"[{name}]:{hop.port}", name]
-    for candidate in names:
-        if found := list(_entries_of(hop.known_hosts, candidate)):
-            return found
-    return []
-
-
-def _entries_of(files: Sequence[str], name: str) -> Iterator[Entry]:
-    for file in files:
-        for number, line in enumerate(_read(file).split("\n"), 1):
-            found: Any = known.match(name, "", None) if (known := _parse(line)) is not None else ((), (), ())
-            for index, marker in ((_HOST_KEYS, ""), (_CA_KEYS, "cert-authority"), (_REVOKED_KEYS, "revoked")):
-                for key in found[index]:
-                    yield Entry(file, number, marker, key.get_fingerprint())
-
-
-def _parse(line: str) -> asyncssh.SSHKnownHosts | None:
-    with contextlib.suppress(ValueError):
-        return asyncssh.import_known_hosts(line)
-    return None
-
-
-def _port(hop: Hop) -> int | None:
-    return None if hop.port == DEFAULT_PORT else hop.port
-
-
-def _stamp(file: str) -> tuple[int, int, int] | None:
-    try:
-        stat = Path(file).stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
-
-
-def _read(file: str) -> str:
-    if file == os.devnull:
-        return ""
-    try:
-        return Path(file).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -16,6 +16,7 @@ from engine.link.ssh_config import resolve
 from engine.link.ssh_dial import Connection, dial
 from engine.link.ssh_gate import HANDSHAKES, Gate, Logins
 from engine.link.ssh_identity import KeyRing
+from engine.link.ssh_known import KnownHosts
 from engine.link.ssh_model import Hop, HostKeyOffer, Kind, Route, Target, fault
 from engine.link.ssh_reader import Files
 
@@ -54,7 +55,7 @@ class SshPool:
         self._home = home
         self._jitter = jitter
         self._sleep = sleep
-        self._known = ssh_keys.KnownHosts()
+        self._known = KnownHosts()
         self._ring = KeyRing()
         self._files = Files()
         self._logins = Logins()

@@ -257,7 +257,7 @@ class Job:
         return (self.node_dir / "attempt_0" / f"rank_{rank:05d}.log").read_bytes()
 
     def left(self) -> list[str]:
-        """Living processes of this run."""
+        """Living processes of this run: ranks by their environment, the agent by its open files."""
         mark = f"TRAINUI_RUN_ID={self.run_id}".encode()
         found: list[str] = []
         for entry in Path("/proc").iterdir():
@@ -265,9 +265,14 @@ class Job:
                 continue
             with contextlib.suppress(OSError):
                 command = (entry / "cmdline").read_bytes()
-                if mark in (entry / "environ").read_bytes().split(b"\0") or os.fsencode(self.folder) in command:
+                ours = mark in (entry / "environ").read_bytes().split(b"\0") or os.fsencode(self.folder) in command
+                if ours or any(os.readlink(fd).startswith(str(self.folder)) for fd in (entry / "fd").iterdir()):
                     found.append(f"{entry.name} {command!r}")
         return found
+
+    async def gone(self) -> None:
+        """Everything of the run has ended by itself, the released agent too."""
+        await soon(lambda: not self.left(), "the end of everything that belongs to the run")
 
     def clean_up(self) -> None:
         """Leave nothing, whatever the test left."""

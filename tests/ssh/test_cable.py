@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from typing import Any
 
 import pytest
 
 from engine.errors import LinkError
+from engine.link.base import bootstrap_input
+from engine.link.ssh import exec_command
 from engine.link.ssh_model import Target
+from engine.link.ssh_session import open_exec
 
 COUNT = "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); echo $i; sleep 0.05; done"
 
@@ -67,7 +71,7 @@ async def test_a_cut_cable_is_noticed_and_the_job_is_found_again(world: Any, lab
     assert [(r["pid"], r["ended_at"]) for r in state["ranks"]] == [(rank, None)]
     assert state["phase"] == "running"
     await talk.stop()
-    assert not job.left()
+    await job.gone()
     numbers = job.log().split()
     assert numbers == [b"%d" % i for i in range(1, len(numbers) + 1)]
 
@@ -118,7 +122,7 @@ async def test_sshd_is_killed_and_comes_back(world: Any, lab: Any) -> None:
     talk, state = await reopened(job, pool, target)
     assert (state["pid"], state["ranks"][0]["pid"]) == (agent, rank)
     await talk.stop()
-    assert not job.left()
+    await job.gone()
 
 
 async def test_a_session_that_hangs_is_given_up(world: Any, lab: Any) -> None:
@@ -139,6 +143,31 @@ async def test_a_session_that_hangs_is_given_up(world: Any, lab: Any) -> None:
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
+
+
+async def test_a_link_that_breaks_in_the_middle_of_the_start_gives_one_agent(world: Any, lab: Any) -> None:
+    daemon = world.sshd("node")
+    pool, target = world.pool(), world.target(daemon)
+    job = world.job(COUNT)
+    for _ in range(3):
+        connection = await pool.connect(target)
+        session = await open_exec(connection.ssh, exec_command(sys.executable))
+        await session.write(bootstrap_input(lab.AGENT.read_bytes(), job.spec()))
+        connection.ssh.abort()
+        await connection.close()
+    talks = [await job.open(pool, target) for _ in range(3)]
+    states = [await talk.until(lambda f: f["t"] == "state", "a state") for talk in talks]
+    assert len({state["pid"] for state in states}) == 1
+    for talk in talks:
+        await talk.start()
+    for talk in talks:
+        await talk.until(lambda f: f["t"] == "spawned" or (f["t"] == "state" and f["ranks"]), "the rank")
+    await talks[0].stop()
+    for talk in talks[1:]:
+        await talk.finish()
+    assert job.log().split()[0] == b"1"
+    assert job.log().split().count(b"1") == 1
+    await job.gone()
 
 
 async def test_closing_the_channel_leaves_the_job_alone(world: Any, lab: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.errors import LinkError
+from engine.link.ssh_known import KnownHosts
 from engine.link.ssh_model import HostKeyUnknown, Target
 
 
@@ -163,3 +164,38 @@ async def test_a_line_that_is_no_entry_is_passed_over(world: Any) -> None:
     world.know("garbage\n@unknown-marker x y z\n|1|broken|hash ssh-ed25519 AAAA")
     world.know(daemon.known_line())
     await (await world.pool().connect(world.target(daemon))).close()
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+def test_names_are_looked_up_as_ssh_keygen_does(tmp_path: Path, lab: Any, hashed: bool) -> None:
+    keys = [lab.make_key(tmp_path / f"k{i}").with_name(f"k{i}.pub").read_text().strip() for i in range(4)]
+    file = tmp_path / "known_hosts"
+    names = ["gpu1,10.0.0.1", "GPU2.Cluster", "[gpu3]:2222", "::1,[fe80::1]:22000"]
+    patterns = [] if hashed else ["*.rack,!bad.rack", "node?,!node9", "@revoked old.*", "@cert-authority *.ca"]
+    lines = [f"{name} {keys[i % 4]}" for i, name in enumerate([*names, *patterns])]
+    file.write_text("\n".join(["# comment", "", *lines, *([] if hashed else ["short line", "x y z"])]) + "\n")
+    if hashed:
+        subprocess.run(["ssh-keygen", "-q", "-H", "-f", file], check=True, capture_output=True)
+        assert "gpu1" not in file.read_text()
+    asked = (
+        "gpu1 10.0.0.1 gpu2.cluster gpu3 [gpu3]:2222 ::1 [fe80::1]:22000 a.rack bad.rack node1 node9 node10 old.x y.ca"
+    )
+    found: dict[str, list[int]] = {}
+    for name in asked.split():
+        found[name] = [entry.line_no for entry in KnownHosts().entries([str(file)], [name])]
+        said = subprocess.run(["ssh-keygen", "-F", name, "-f", file], capture_output=True, text=True).stdout
+        assert found[name] == [
+            int(line.split("line ")[1].split()[0]) for line in said.split("\n") if "found: line" in line
+        ]
+    assert sum(map(len, found.values())) == (6 if hashed else 10)
+
+
+def test_a_name_with_its_port_comes_before_one_without(tmp_path: Path, lab: Any) -> None:
+    keys = [" ".join(lab.make_key(tmp_path / k).with_name(f"{k}.pub").read_text().split()[:2]) for k in "ab"]
+    file = tmp_path / "known_hosts"
+    file.write_text(f"@revoked [n]:22000 {keys[0]}\nn {keys[0]}\n")
+    known = KnownHosts()
+    names = ["[n]:22000", "n"]
+    assert [(e.line_no, e.marker) for e in known.entries([str(file)], names)] == [(1, "@revoked"), (2, "")]
+    file.write_text(file.read_text() + f"[n]:22000 {keys[1]}\n")
+    assert [e.line_no for e in known.entries([str(file), str(tmp_path / "missing")], names)] == [1, 3]
