@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import select
@@ -15,11 +16,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from engine.errors import EngineGone, IntentRefused, RunNotFound
+from engine.errors import EngineGone, EngineSilent, IntentRefused, RunNotFound
 from engine.job.snapshot import RankView, Snapshot, rank_from_json, snapshot_from_json
 from engine.rundir import RunPaths
 from engine.session import Intent, MoreGrace, RestartJob, Session, StopJob, Update
-from engine.whereabouts import engine_lives, read_info, socket_path
+from engine.whereabouts import EngineInfo, engine_lives, read_info, socket_places
 from engine.wire import Decoder, WireError, encode
 
 START_TIMEOUT_S = 30.0
@@ -68,7 +69,7 @@ class SocketSession:
                     self._fresh.clear()
                     await self._fresh.wait()
         except TimeoutError as err:
-            raise EngineGone("the engine of this run does not answer") from err
+            raise _silent(self._paths) from err
         if self._snapshot is None:
             raise EngineGone("the engine of this run has just ended")
         self._fresh.set()
@@ -97,8 +98,10 @@ class SocketSession:
             )
             await self._writer.drain()
             reply = await asyncio.wait_for(answer, ANSWER_TIMEOUT_S)
-        except (ConnectionError, TimeoutError) as err:
-            raise EngineGone("the engine of this run does not answer") from err
+        except TimeoutError as err:
+            raise _silent(self._paths) from err
+        except ConnectionError as err:
+            raise EngineGone("the engine of this run vanished") from err
         finally:
             self._answers.pop(number, None)
         if not reply.get("ok"):
@@ -178,15 +181,20 @@ class FinishedSession:
         return
 
 
-def start_engine(paths: RunPaths, *, restart: bool = False) -> None:
+def start_engine(paths: RunPaths, *, restart: bool = False, held: tuple[int, ...] = ()) -> None:
     """Start the detached engine process of a run, and return once it listens.
+
+    Args:
+        held: descriptors that it shall have too (`hold_start`).
 
     Raises:
         EngineGone: it does not come up; the message has the last words of engine.log.
     """
     boot = _boot_script()
     command = [sys.executable, "-P", str(boot), "--engine", str(paths.root), *(["--restart"] * restart)]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=held
+    )
     assert process.stdout is not None
     assert process.stderr is not None
     os.set_blocking(process.stdout.fileno(), False)
@@ -230,13 +238,15 @@ async def connect(paths: RunPaths) -> Session:
 
     Raises:
         EngineGone: there is none, or it runs on another machine.
+        EngineSilent: it does not answer.
     """
     try:
-        reader, writer = await asyncio.open_unix_connection(socket_path(paths))
+        reader, writer = await _knock(paths)
+    except TimeoutError as err:
+        raise _silent(paths) from err
     except OSError as err:
         if engine_lives(paths):
-            info = read_info(paths)
-            place = f"pid {info.pid} on {info.host}" if info else "somewhere"
+            place = _place(read_info(paths))
             raise EngineGone(f"the engine of this run ({place}) does not answer: {err.strerror or err}") from err
         raise EngineGone("no engine looks after this run") from err
     session = SocketSession(paths, reader, writer)
@@ -246,6 +256,34 @@ async def connect(paths: RunPaths) -> Session:
         await session.close()
         raise
     return session
+
+
+async def _knock(paths: RunPaths) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """An open socket to the engine, wherever it listens.
+
+    Raises:
+        OSError: nobody does; TimeoutError, which is one: it takes nobody in.
+    """
+    refused: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    for place in socket_places(paths):
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                return await asyncio.open_unix_connection(place)
+        except TimeoutError:
+            raise
+        except OSError as err:
+            refused = err
+    raise refused
+
+
+def _place(info: EngineInfo | None) -> str:
+    return f"pid {info.pid} on {info.host}" if info else "somewhere"
+
+
+def _silent(paths: RunPaths) -> EngineSilent:
+    info = read_info(paths)
+    hint = f"if it is stopped, `kill -CONT {info.pid}` wakes it" if info else "see engine.log in the run directory"
+    return EngineSilent(f"the engine of this run ({_place(info)}) does not answer", hint)
 
 
 def open_finished(paths: RunPaths) -> Session:
@@ -282,6 +320,8 @@ async def attach(paths: RunPaths, *, start: bool = True) -> Session:
     for _ in range(3):
         try:
             return await connect(paths)
+        except EngineSilent:
+            raise
         except EngineGone:
             if engine_lives(paths):
                 # It is coming up or going down at this moment.
@@ -303,6 +343,8 @@ async def restart(paths: RunPaths) -> Session:
         raise RunNotFound(f"{paths.root} has no launch.json, so it cannot be restarted")
     try:
         session = await connect(paths)
+    except EngineSilent:
+        raise
     except EngineGone:
         start_engine(paths, restart=True)
         return await connect(paths)

@@ -6,7 +6,7 @@ import json
 import secrets
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from engine.clock import Clock
-from engine.errors import RunNotFound
+from engine.errors import PlanError, RunDirError, RunNotFound
 from engine.job.snapshot import Snapshot
 from engine.job.state import initial, to_snapshot
 from engine.journal import Journal, read_lines, replay
@@ -33,11 +33,14 @@ from engine.rundir import (
     write_json,
 )
 from engine.supervisor import Supervisor
+from engine.whereabouts import engine_lives, starts_now
 
 if TYPE_CHECKING:
     from engine.preflight import Finding
 
 NOBODY_LOOKS = "no engine is looking after this run; `trainui attach` starts one"
+ENGINE_SILENT = "the engine of this run does not answer; this is what it last wrote down"
+STARTS_NOW = "this run is being started"
 NEVER_STARTED = "this run was rendered (--dry-run) and never started; `trainui restart` starts it"
 
 
@@ -81,11 +84,21 @@ def prepare(
     root = run_root or (Path(config.run_root) if config.run_root else default_run_root(environ))
     root = (cwd / root.expanduser()).resolve()
     assert config.name is not None  # the loader fills it in
+    for path in (root, cwd):
+        if not is_text(str(path)):
+            raise PlanError(
+                f"{str(path)!r} is not UTF-8, and the run's files are", "rename that folder, or use another"
+            )
     run_id = new_run_id(datetime.now().astimezone())
     facts = probe_local(environ, str(cwd))
     plan = make_plan(config, (facts,), run_id=run_id, run_dir=str(root / config.name / run_id))
     plan = replace(plan, warnings=(*loaded.warnings, *plan.warnings))
     return Prepared(plan, loaded.resolved_yaml, loaded.secrets, plan.warnings, root)
+
+
+def is_text(text: str) -> bool:
+    """False where a path or the like holds bytes that are no UTF-8 (surrogates, as Python keeps them)."""
+    return not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def check(prepared: Prepared) -> tuple[Finding, ...]:
@@ -95,8 +108,11 @@ def check(prepared: Prepared) -> tuple[Finding, ...]:
     return check_local(prepared.plan)
 
 
-def write_run(prepared: Prepared) -> RunPaths:
+def write_run(prepared: Prepared, mark: Callable[[RunPaths], None] | None = None) -> RunPaths:
     """Make the run directory with everything in it that exists before the start.
+
+    Args:
+        mark: called before the run can be found by others.
 
     Raises:
         RunDirError: it cannot be made or written; nothing of it is left.
@@ -105,6 +121,10 @@ def write_run(prepared: Prepared) -> RunPaths:
     paths = create_run_dir(prepared.run_root, plan.name, plan.run_id)
     try:
         _write_files(prepared, paths)
+        if mark is not None:
+            mark(paths)
+        # Last: a directory with a plan.json is a run.
+        write_json(paths.plan, masked_plan_json(prepared.plan, prepared.secrets))
     except BaseException:
         discard_run(paths)
         raise
@@ -126,8 +146,6 @@ def _write_files(prepared: Prepared, paths: RunPaths) -> None:
         # The agent writes the same; here it is for who runs the scripts by hand without ever starting it.
         write_json(folder / "node.json", stored_spec(plan, node))
     write_json(paths.launch, plan_to_json(plan))
-    # Last: a directory with a plan.json is a run.
-    write_json(paths.plan, masked_plan_json(plan, prepared.secrets))
 
 
 def discard_run(paths: RunPaths) -> None:
@@ -168,6 +186,22 @@ def load_plan(paths: RunPaths) -> Plan:
         raise RunNotFound(f"{paths.launch} is not a launch plan of this version ({err})") from err
 
 
+def refuse_moved(plan: Plan, paths: RunPaths) -> None:
+    """Keep a run from going on in a folder it was not made for: its nodes would write where it was before.
+
+    Raises:
+        RunDirError: the folder is another one than when the run was launched.
+    """
+    planned = Path(plan.run_dir)
+    with suppress(OSError):
+        if planned.samefile(paths.root):
+            return
+    raise RunDirError(
+        f"{paths.root} was moved: its scripts and its nodes know it as {planned}",
+        "move it back, or launch its config again",
+    )
+
+
 def replayed(paths: RunPaths) -> Snapshot:
     """The run as its journal tells it, for a run without an engine and without a summary.
 
@@ -177,9 +211,10 @@ def replayed(paths: RunPaths) -> Snapshot:
     plan = load_plan(paths)
     state = initial(plan)
     if not paths.events.is_file():
-        return to_snapshot(state, (*plan.warnings, NEVER_STARTED))
+        return to_snapshot(state, (*plan.warnings, STARTS_NOW if starts_now(paths) else NEVER_STARTED))
     state = replay(state, read_lines(paths.events))
-    findings = plan.warnings if state.phase.final else (*plan.warnings, NOBODY_LOOKS)
+    looks = ENGINE_SILENT if engine_lives(paths) else NOBODY_LOOKS
+    findings = plan.warnings if state.phase.final else (*plan.warnings, looks)
     return to_snapshot(state, findings)
 
 
@@ -196,6 +231,7 @@ def build_supervisor(paths: RunPaths, clock: Clock) -> Supervisor:
         RunDirError: the journal cannot be opened.
     """
     plan = load_plan(paths)
+    refuse_moved(plan, paths)
     state = initial(plan)
     if paths.events.is_file():
         state = replay(state, read_lines(paths.events))

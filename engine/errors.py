@@ -77,5 +77,9 @@ class EngineGone(TrainUIError):
     exit_status = EXIT_UNAVAILABLE
 
 
+class EngineSilent(EngineGone):
+    """The engine process lives, but says nothing: it is stopped, or starved. Trying again does not help."""
+
+
 class IntentRefused(TrainUIError):
     """The engine will not do that now; the message says why."""

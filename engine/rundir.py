@@ -61,6 +61,11 @@ class RunPaths:
         return self.root / "engine.lock"
 
     @property
+    def start_lock(self) -> Path:
+        """Locked while the run is being started, before an engine has its own lock."""
+        return self.root / "start.lock"
+
+    @property
     def engine_log(self) -> Path:
         return self.root / "engine.log"
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import struct
@@ -34,6 +35,10 @@ FIRST_VISIT_S = 10.0
 LOCK_TRIES = 60
 LOCK_PAUSE_S = 0.05
 READY = b"ready\n"
+# Front ends that wait to be taken in.
+BACKLOG = 100
+# Open files: for the engine itself, kept free from front ends, and in all where a shell allows very few.
+FEWEST_FILES, SPARE_FILES, WANTED_FILES = 32, 16, 256
 
 
 def main(argv: list[str]) -> int:
@@ -65,6 +70,7 @@ def _detach(paths: RunPaths) -> None:
 
 
 async def _serve(paths: RunPaths, *, restart: bool) -> int:
+    limit = _enough_files()
     lock = await _lock(paths)
     if lock is None:
         # Somebody else was quicker; whoever started us finds that one.
@@ -72,8 +78,13 @@ async def _serve(paths: RunPaths, *, restart: bool) -> int:
         return 0
     where = socket_path(paths)
     where.unlink(missing_ok=True)
-    engine = Engine(paths, build_supervisor(paths, SystemClock()))
-    server = await asyncio.start_unix_server(engine.welcome, where)
+    engine = Engine(paths, build_supervisor(paths, SystemClock()), limit - SPARE_FILES)
+    # asyncio tries `backlog` times in a row to take somebody in, and where no file can be opened any more it plans
+    # as many tries for a second later, each of them the same: one is enough. The real backlog is set afterwards.
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(where))
+    server = await asyncio.start_unix_server(engine.welcome, sock=listener, backlog=1)
+    listener.listen(BACKLOG)
     where.chmod(0o600)
     write_info(paths, where)
     loop = asyncio.get_running_loop()
@@ -90,6 +101,24 @@ async def _serve(paths: RunPaths, *, restart: bool) -> int:
         await engine.close()
         where.unlink(missing_ok=True)
     return 0
+
+
+def _enough_files() -> int:
+    """How many files this process may have open, raised where a shell's `ulimit -S` is very low.
+
+    Raises:
+        TrainUIError: too few to look after a run.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    if soft < FEWEST_FILES:
+        raise TrainUIError(f"it may open only {soft} files, and needs {FEWEST_FILES}", "see `ulimit -n`")
+    return soft
 
 
 async def _lock(paths: RunPaths) -> int | None:
@@ -113,7 +142,9 @@ def _say_ready() -> None:
 class Engine:
     """The supervisor, and the front ends that watch it."""
 
-    def __init__(self, paths: RunPaths, supervisor: Supervisor) -> None:
+    def __init__(self, paths: RunPaths, supervisor: Supervisor, highest_file: int) -> None:
+        """`highest_file`: a front end whose descriptor is above it finds no room."""
+        self._highest_file = highest_file
         self.paths = paths
         self.supervisor = supervisor
         self._visitors: set[asyncio.Task[None]] = set()
@@ -157,7 +188,8 @@ class Engine:
         """One front end, from its coming to its leaving."""
         task = asyncio.current_task()
         assert task is not None
-        if not _same_user(writer):
+        if not _same_user(writer) or writer.get_extra_info("socket").fileno() > self._highest_file:
+            # Without descriptors of our own we could neither reach the nodes nor write anything down.
             writer.close()
             return
         self._visited = True

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from engine.clock import Clock, SystemClock
-from engine.errors import EXIT_OK, EXIT_TERMINATED, EXIT_UNAVAILABLE, EngineGone, TrainUIError
+from engine.errors import EXIT_OK, EXIT_TERMINATED, EXIT_UNAVAILABLE, EngineGone, EngineSilent, TrainUIError
 from engine.job.snapshot import Snapshot
 from engine.logs.tail import LogTail, Pace
 from engine.model import Phase
@@ -27,6 +27,8 @@ STUCK_STDOUT_S = 60.0
 STUCK_STDERR_S = 2.0
 # An engine that vanishes twice within this time is not attached to again (seconds).
 RECONNECT_AFTER_S = 5.0
+# A third Ctrl-C so long after the second means: whatever it was that should die, I will not wait for it (seconds).
+LEAVE_AFTER_S = 2.0
 
 Reconnect = Callable[[], Awaitable[Session]]
 
@@ -131,6 +133,8 @@ class Headless:
         self._wake = asyncio.Event()
         self._hurry = asyncio.Event()  # asked to leave while only output is left
         self._stops = 0
+        self._killed_at = 0.0  # monotonic
+        self._given_up = False  # we leave although the stop is not confirmed
         self._owed: StopJob | None = None  # a stop that no engine has accepted yet
         self._leaving: str | None = None  # why we leave a running job
         self._gone = False  # the engine is gone for good
@@ -241,11 +245,22 @@ class Headless:
         elif self._read_only or not self._session.live:
             self._leaving = "read-only" if self._read_only else "interrupted"
         else:
-            self._stops += 1
-            origin = "sigint" if number == signal.SIGINT else "other"
-            if self._stops == 1:
-                self._printer.say("stopping the job; once more kills it at once")
-            self._ask(StopJob(origin=origin, kill=self._stops > 1))
+            self._stop("sigint" if number == signal.SIGINT else "other")
+
+    def _stop(self, origin: str) -> None:
+        """The first time gracefully, the second time at once; asked on, for what cannot be stopped, we leave."""
+        self._stops += 1
+        now = self._clock.monotonic()
+        if self._stops == 1:
+            self._printer.say("stopping the job; once more kills it at once")
+        elif self._stops == 2:
+            self._killed_at = now
+        else:
+            if now - self._killed_at >= LEAVE_AFTER_S:
+                self._given_up = True
+                self._leaving = "not everything of it is confirmed to be down"
+            return
+        self._ask(StopJob(origin=origin, kill=self._stops > 1))
 
     def _ask(self, intent: StopJob) -> None:
         task = asyncio.create_task(self._do(intent))
@@ -256,6 +271,8 @@ class Headless:
         self._owed = intent
         try:
             await self._session.do(intent)
+        except EngineSilent as err:
+            self._printer.say(str(err))
         except EngineGone:
             return  # `_watch` sees it too, opens the run again and asks once more
         except TrainUIError as err:
@@ -264,13 +281,15 @@ class Headless:
             self._owed = None
 
     async def _leave(self) -> int:
-        self._printer.say(
-            f"detached: {self._leaving}; the job runs on: trainui attach {self._snapshot.run_id}", Level.ERROR
-        )
+        run_id = self._snapshot.run_id
+        if self._given_up:
+            self._printer.say(f"left: {self._leaving}: trainui stop {run_id} tries again", Level.ERROR)
+        else:
+            self._printer.say(f"detached: {self._leaving}; the job runs on: trainui attach {run_id}", Level.ERROR)
         self._printer.left(self._snapshot)
         await self._out.drain(STUCK_STDERR_S, self._hurry)
         await self._err.drain(STUCK_STDERR_S)
-        return EXIT_OK
+        return EXIT_UNAVAILABLE if self._given_up else EXIT_OK
 
     async def _finish(self) -> int:
         self._pump.finish()

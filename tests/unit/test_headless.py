@@ -287,6 +287,29 @@ async def test_the_first_interrupt_stops_the_second_kills(stage: Stage) -> None:
     assert await task == 130
 
 
+async def test_a_third_interrupt_leaves_what_cannot_be_stopped(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tui.headless.LEAVE_AFTER_S", 0.0)
+    task = stage.follow()
+    await stage.until(lambda: hasattr(stage.signals, "send"), "the handlers")
+    for _ in range(3):
+        stage.signals.send(signal.SIGINT)
+    assert await task == 69
+    assert "not everything of it is confirmed to be down" in stage.stderr
+    assert "the job runs on" not in stage.stderr
+    assert len(stage.session.asked) <= 2
+
+
+async def test_a_burst_of_interrupts_asks_twice_and_stays(stage: Stage) -> None:
+    task = stage.follow()
+    await stage.until(lambda: hasattr(stage.signals, "send"), "the handlers")
+    for _ in range(50):
+        stage.signals.send(signal.SIGINT)
+    await stage.until(lambda: len(stage.session.asked) >= 2, "the kill")
+    stage.session.show(phase=Phase.STOPPED, exit_status=130)
+    assert await task == 130
+    assert len(stage.session.asked) == 2
+
+
 async def test_sigterm_is_told_apart(stage: Stage) -> None:
     task = stage.follow()
     await stage.until(lambda: hasattr(stage.signals, "send"), "the handlers")

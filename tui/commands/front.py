@@ -145,21 +145,30 @@ async def attached(paths: RunPaths) -> Session:
     """
     from engine.client import attach
 
-    if never_started(paths):
+    if await never_started(paths):
         name = paths.root.name
         raise TrainUIError(f"{name} was rendered (--dry-run) and never started", f"`trainui restart {name}` starts it")
     return await attach(paths)
 
 
-def never_started(paths: RunPaths) -> bool:
-    """True for what `--dry-run` left: an engine's first act is to write events.jsonl."""
-    from engine.whereabouts import engine_lives
+async def never_started(paths: RunPaths) -> bool:
+    """True for what `--dry-run` left: an engine's first act is to write events.jsonl.
 
+    A run that is being started at this moment is waited for.
+    """
+    from engine.whereabouts import engine_lives, starts_now
+
+    # Polled, because a lock tells nobody when it goes.
+    while not paths.events.exists() and not engine_lives(paths) and starts_now(paths):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
     return not paths.events.exists() and not engine_lives(paths)
 
 
-def engine_started(paths: RunPaths, interrupted: Callable[[], bool]) -> bool:
+def engine_started(paths: RunPaths, held: int, interrupted: Callable[[], bool]) -> bool:
     """Start the run's engine; where none came up, nothing of the run is left behind.
+
+    Args:
+        held: what `hold_start` gave; released here.
 
     Returns:
         False where a signal to us kept it from coming up.
@@ -172,7 +181,7 @@ def engine_started(paths: RunPaths, interrupted: Callable[[], bool]) -> bool:
     from engine.whereabouts import engine_lives
 
     try:
-        start_engine(paths)
+        start_engine(paths, held=(held,))
     except TrainUIError:
         agents = any(paths.root.glob("nodes/*/agent.json"))
         if not engine_lives(paths) and not agents:  # nothing of it has ever run
@@ -180,4 +189,7 @@ def engine_started(paths: RunPaths, interrupted: Callable[[], bool]) -> bool:
         if interrupted():
             return False
         raise
+    finally:
+        paths.start_lock.unlink(missing_ok=True)
+        os.close(held)
     return True

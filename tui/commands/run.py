@@ -150,17 +150,19 @@ def _finding_text(finding: Finding) -> str:
 def _start(prepared: Prepared, view: View) -> int:
     from engine.client import connect
     from engine.compose import write_run
+    from engine.whereabouts import hold_start
     from tui.signals import SignalInbox
 
     screen = wants_screen(view)
     signals = SignalInbox()
     signals.open()  # from here on a Ctrl-C must stop what was started
-    paths = write_run(prepared)
+    held: list[int] = []  # from now on others know that it is being started
+    paths = write_run(prepared, lambda made: held.append(hold_start(made)))
     if screen:
         write(f"starting {prepared.plan.name}, run {prepared.plan.run_id}\n")
     elif not view.as_json:
         _tell(view, f"run {prepared.plan.run_id} in {paths.root}", Level.INFO)
-    if not engine_started(paths, lambda: bool(signals.kept)):
+    if not engine_started(paths, held[0], lambda: bool(signals.kept)):
         import signal
 
         return EXIT_TERMINATED if signal.SIGTERM in signals.kept else EXIT_INTERRUPTED

@@ -8,13 +8,16 @@ import math
 import click
 
 from engine.clock import SystemClock
-from engine.errors import EXIT_OK, EXIT_UNAVAILABLE, EngineGone, IntentRefused
-from engine.job.snapshot import Snapshot
-from engine.model import Phase
+from engine.errors import EXIT_OK, EXIT_UNAVAILABLE, EngineGone, EngineSilent, IntentRefused
+from engine.job.snapshot import NodeView, Snapshot
+from engine.model import NodeState, Phase
 from engine.rundir import RunPaths
 from engine.session import Session, StopJob
 from tui.commands.common import command, found, run_argument, run_root_option, say
 from tui.commands.front import attached, never_started
+
+# A node that is out of reach for so long is not waited for (seconds): far above what a restarted agent needs.
+OUT_OF_REACH_S = 10.0
 
 
 @command("stop", "RUN: a run directory, an id, the beginning of one, or nothing for the newest.")
@@ -29,23 +32,24 @@ def stop(run: str | None, kill: bool, run_root: str | None, yes: bool) -> int:
 
 
 async def _stop(paths: RunPaths, kill: bool) -> int:
-    try:
-        return await _stop_once(paths, kill)
-    except EngineGone as fault:
-        # It was killed while it stopped the job: another one goes on with it.
-        say(f"{fault}; asking again")
-        return await _stop_once(paths, kill)
-
-
-async def _stop_once(paths: RunPaths, kill: bool) -> int:
-
-    if never_started(paths):
+    if await never_started(paths):
         say(f"{paths.root.name} was never started")
         return EXIT_OK
     session = await attached(paths)
     try:
+        return await _stop_with(session, kill)
+    except EngineSilent:
+        raise
+    except EngineGone as fault:
+        # It was killed while it stopped the job: another one goes on with it.
+        say(f"{fault}; asking again")
+    return await _stop_with(await attached(paths), kill)
+
+
+async def _stop_with(session: Session, kill: bool) -> int:
+    try:
         if session.snapshot.over:
-            say(f"{paths.root.name} is over already: {session.snapshot.phase}")
+            say(f"{session.snapshot.run_id} is over already: {session.snapshot.phase}")
             return EXIT_OK
         try:
             await session.do(StopJob(origin="other", kill=kill))
@@ -58,11 +62,44 @@ async def _stop_once(paths: RunPaths, kill: bool) -> int:
 
 
 async def _wait(session: Session) -> int:
-    """Tell the progress until it is over.
+    """Tell the progress until it is over, or until it is clear that nobody can tell.
 
     Raises:
         EngineGone: the engine vanished meanwhile.
     """
+    follow = asyncio.create_task(_follow(session))
+    give_up = asyncio.create_task(_out_of_reach(session))
+    try:
+        await asyncio.wait({follow, give_up}, return_when=asyncio.FIRST_COMPLETED)
+        if follow.done():
+            return follow.result()
+        for node in give_up.result():
+            say(f"{node.host}: {node.error or 'it does not answer'}; what runs there is not confirmed to be down")
+        say(f"stop.sh in {session.run_dir}/nodes tells more; the engine goes on trying")
+        return EXIT_UNAVAILABLE
+    finally:
+        for task in (follow, give_up):
+            task.cancel()
+        await asyncio.gather(follow, give_up, return_exceptions=True)
+
+
+async def _out_of_reach(session: Session) -> list[NodeView]:
+    """Return once all nodes that are not down have been out of reach for a while, with the grace period over."""
+    loop = asyncio.get_running_loop()
+    since = loop.time()
+    while True:
+        snapshot = session.snapshot
+        waited_for = [n for n in snapshot.nodes if n.state not in (NodeState.DOWN, NodeState.FAILED, NodeState.LOST)]
+        grace = snapshot.stop_deadline is not None and snapshot.stop_deadline > SystemClock().wall()
+        if grace or not waited_for or any(n.state is not NodeState.UNREACHABLE for n in waited_for):
+            since = loop.time()
+        elif loop.time() - since >= OUT_OF_REACH_S:
+            return waited_for
+        await asyncio.sleep(0.2)
+
+
+async def _follow(session: Session) -> int:
+    """Tell the progress until it is over."""
     from tui.render_text import survivor_text
 
     told = ""
