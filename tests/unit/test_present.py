@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.job.snapshot import Beat, NodeView, RankView, RootCause, Snapshot, Survivor
@@ -117,6 +117,7 @@ def test_rows_are_as_wide_as_the_table(width: int, several: bool) -> None:
 
 
 @given(st.integers(1, 250), st.sampled_from(list(Phase)))
+@example(85, Phase.PENDING)  # the run's id fits, and then not even a gap is left before the counts
 def test_the_title_keeps_what_matters(width: int, phase: Phase) -> None:
     snapshot = run(rank(0), rank(1), phase=phase, name="x" * 50)
     spans = header.title_row(snapshot, NOW, width, UNICODE)

@@ -84,7 +84,7 @@ def title_row(snapshot: Snapshot, now: float, width: int, glyphs: Glyphs) -> Spa
     room = width - width_of(middle) - width_of(numbers) - 3
     name, run = label(snapshot.name), label(snapshot.run_id)
     for shown in (run, run[-4:] if len(run) > 4 else run):
-        if len(name) + len(shown) + 2 <= room:
+        if len(name) + len(shown) + 2 < room:  # two cells on each side of the run, and one before the counts
             return left_and_right([(name, "strong"), (f"  {shown}  ", "dim"), *middle], [*numbers, (" ", "")], width)
     name = fit(name, max(room, 8), glyphs)
     return left_and_right([(name, "strong"), (" ", ""), *middle], [*numbers, (" ", "")], width)
