@@ -37,8 +37,10 @@ class LocalChannel:
         assert stdout is not None
         while True:
             self._reading = True
-            data = await stdout.read(_READ_BYTES)
-            self._reading = False
+            try:
+                data = await stdout.read(_READ_BYTES)
+            finally:
+                self._reading = False
             if not data:
                 return
             try:
