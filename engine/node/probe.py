@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import IO, Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import IO, Any, Callable, Dict, Iterator, List, Mapping, NoReturn, Optional, Sequence
 
 TOOL_TIMEOUT_S = 5.0  # nvidia-smi takes about 1 s without the persistence daemon, and hangs when a GPU fell off the bus
 ABANDON_S = 1.0  # after SIGKILL; what waits for a device never ends
@@ -36,6 +36,8 @@ AGENT_NAME = "trainui-agent"
 Facts = Dict[str, Any]
 # What is being looked at now, by thread: where an answer does not come, it says why.
 looking: Dict[int, str] = {}
+# The tools that run now: whoever leaves ends them.
+running: "List[subprocess.Popen[bytes]]" = []
 
 
 def words(err: OSError) -> str:
@@ -206,6 +208,7 @@ class Tool:
                 cwd=cwd,
                 start_new_session=True,
             )
+            running.append(self._process)
             self.there = True
         except OSError as err:
             self.fault = words(err)
@@ -215,12 +218,15 @@ class Tool:
         process = self._process
         if process is None:
             return None
+        looking[threading.get_ident()] = self.argv[0]
         try:
             out, err = process.communicate(self._stdin, max(0.0, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.fault = "does not answer within %g s" % TOOL_TIMEOUT_S
             _abandon(process)
             return None
+        finally:
+            running.remove(process)
         self.status = process.returncode
         self.errors = err.decode("utf-8", "replace")
         text = out.decode("utf-8", "replace")
@@ -231,12 +237,24 @@ class Tool:
         return None
 
 
-def _abandon(process: "subprocess.Popen[bytes]") -> None:
-    """End a tool of ours, with what it started; one that waits for a device is left to itself."""
+def _kill(process: "subprocess.Popen[bytes]") -> None:
     try:
-        os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
+        if process.poll() is None:  # not reaped yet, so the number is still its own
+            os.killpg(process.pid, signal.SIGKILL)
     except OSError:
         pass
+
+
+def leave(status: int) -> NoReturn:
+    """End at once: a thread that hangs on a dead disk is not waited for, and no tool stays behind."""
+    for process in list(running):
+        _kill(process)
+    os._exit(status)
+
+
+def _abandon(process: "subprocess.Popen[bytes]") -> None:
+    """End a tool of ours, with what it started; one that waits for a device is left to itself."""
+    _kill(process)
     try:
         process.communicate(timeout=ABANDON_S)
     except subprocess.TimeoutExpired:
@@ -755,7 +773,7 @@ class Probe:
                 self._out.write(data)
                 self._out.flush()
             except OSError:
-                os._exit(0)  # nobody is there to read it
+                leave(0)  # nobody is there to read it
 
     def answer(self, request: Facts) -> None:
         """Do what is asked, and say how it went."""
@@ -806,10 +824,9 @@ def serve(stdin: IO[bytes], probe: Probe) -> None:
     def watch() -> None:
         while time.monotonic() - heard[0] < SILENCE_S:
             time.sleep(1.0)
-        os._exit(0)
+        leave(0)
 
     threading.Thread(target=watch, daemon=True).start()
-    pending: List[threading.Thread] = []
     while True:
         line = stdin.readline()
         if not line:
@@ -819,10 +836,7 @@ def serve(stdin: IO[bytes], probe: Probe) -> None:
             request = json.loads(line.decode("utf-8"))
         except ValueError:
             return  # not our console
-        thread = threading.Thread(target=probe.answer, args=(request,), daemon=True)
-        thread.start()
-        pending = [one for one in pending if one.is_alive()]
-        pending.append(thread)
+        threading.Thread(target=probe.answer, args=(request,), daemon=True).start()
 
 
 def bootstrap(stdin: IO[bytes]) -> int:
@@ -839,12 +853,14 @@ def bootstrap(stdin: IO[bytes]) -> int:
             facts = machine(environ)
         except Exception as err:  # as for a request: it is told, not thrown
             facts = {"error": "%s: %s" % (type(err).__name__, err)}
+        looking.pop(threading.get_ident(), None)
         probe.send(dict(facts, t="facts", v=1))
 
     first = threading.Thread(target=tell, daemon=True)
     first.start()
     serve(stdin, probe)
-    first.join(3 * TOOL_TIMEOUT_S)  # its stdin may end at once: then the facts are all that is wanted
+    if request.get("once"):  # the facts are all that is wanted
+        first.join(3 * TOOL_TIMEOUT_S)
     return 0
 
 
@@ -854,9 +870,7 @@ def main() -> int:
     if stdin is None:
         sys.stderr.write("probe.py is started by trainui; it has nothing to do by hand\n")
         return 2
-    status = bootstrap(stdin)
-    sys.stdout.flush()
-    os._exit(status)  # not exit(): a thread that hangs on a dead disk would be waited for
+    leave(bootstrap(stdin))
 
 
 if __name__ == "__main__":
