@@ -20,6 +20,8 @@ MAX_WORD = 128 * 1024
 MAX_NAME = 200
 # 31 years: beyond that, moments made of it are no dates any more.
 MAX_SECONDS = 1e9
+# Far above the cores of any node; a number with a digit too many must not bring one down.
+MAX_NPROC = 4096
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "task.mode": ("per_gpu", "per_node"),
@@ -230,6 +232,8 @@ def _cluster(config: Config) -> Iterator[Problem]:
         yield Problem("cluster.nproc_per_node", f"expected a number of processes or auto, got {quote(nproc)}")
     elif isinstance(nproc, int) and nproc < 1:
         yield Problem("cluster.nproc_per_node", f"{nproc} processes cannot be started", "give 1 or more, or auto")
+    elif isinstance(nproc, int) and nproc > MAX_NPROC:
+        yield Problem("cluster.nproc_per_node", f"{nproc} processes on one node are too many", f"at most {MAX_NPROC}")
     if cluster.nnodes is not None and cluster.nnodes < 1:
         yield Problem("cluster.nnodes", f"{cluster.nnodes} nodes run nothing", "give 1 or more")
     for path in ("cluster.master_port", "cluster.ssh.port"):
