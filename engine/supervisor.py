@@ -47,6 +47,7 @@ from engine.journal import Journal
 from engine.keeper import NodeKeeper
 from engine.link.base import Link
 from engine.logs.last import last_lines
+from engine.logs.mirror import Mirror
 from engine.model import NodeState, RankState
 from engine.parse.ansi import plain
 from engine.plan import Plan
@@ -74,8 +75,13 @@ class Supervisor:
         links: Mapping[int, Link],
         agent_source: bytes,
         make_spec: Callable[[int], dict[str, Any]],
+        mirrors: Mapping[int, Mirror] | None = None,
     ) -> None:
-        """`state` is `initial(plan)`, or what replaying the journal gave."""
+        """
+        Args:
+            state: `initial(plan)`, or what replaying the journal gave.
+            mirrors: for the nodes that may not share the run directory's disk.
+        """
         self._plan = plan
         self._paths = paths
         self._journal = journal
@@ -98,6 +104,8 @@ class Supervisor:
                 feed=self.feed,
                 on_failure=self._node_unreachable,
                 on_beat=self._on_beat,
+                mirror=(mirrors or {}).get(node),
+                on_copy_fault=self._on_copy_fault,
             )
             for node, link in links.items()
         }
@@ -181,6 +189,13 @@ class Supervisor:
         if error is not None:
             self._faults[key] = f"{path} cannot be written: {os_error_text(error)}; it is kept in memory meanwhile"
         if before != self._faults.get(key):
+            self.hub.publish()
+
+    def _on_copy_fault(self, node_rank: int, text: str | None) -> None:
+        before = self._faults.pop(f"copy {node_rank}", None)
+        if text is not None:
+            self._faults[f"copy {node_rank}"] = f"{self.state.nodes[node_rank].host}: {text}"
+        if before != self._faults.get(f"copy {node_rank}"):
             self.hub.publish()
 
     def _with_tail(self, event: RankEnded) -> RankEnded:
