@@ -82,6 +82,7 @@ class Console(App[ConsoleResult]):
         self._leaving = False  # quit as soon as everything is down
         self._stopped_here = False
         self._gone = False
+        self._farewell: Dialog | None = None  # the question whether to leave
 
     @property
     def snapshot(self) -> Snapshot:
@@ -126,6 +127,8 @@ class Console(App[ConsoleResult]):
             self._main.say(told[-1].text, _ROLES.get(told[-1].level, ""))
         self._draw()
         self._show_cause()
+        if update.snapshot.over and self._farewell is not None and self.screen is self._farewell:
+            self._farewell.dismiss(None)  # "It runs on", it says
         if self._leaving and update.snapshot.over:
             self._quit("stopped")
 
@@ -218,7 +221,8 @@ class Console(App[ConsoleResult]):
             self._quit("gone")
         else:
             question = dialogs.quit_question(self.snapshot, read_only=self._read_only)
-            self.push_screen(Dialog(question, self._glyphs, self._clock), self._left)
+            self._farewell = Dialog(question, self._glyphs, self._clock)
+            self.push_screen(self._farewell, self._left)
 
     def _left(self, answer: str | None) -> None:
         if answer == "detach":

@@ -70,6 +70,19 @@ async def test_a_finished_run_stays_until_q(open_console: Any, snapshots: Any) -
     assert world.console.return_value.action == "ended"
 
 
+async def test_a_run_that_ends_takes_back_the_question_whether_it_runs_on(open_console: Any, snapshots: Any) -> None:
+    async with open_console() as world:
+        await world.press("q")
+        assert "It runs on" in world.text
+        world.session.push(snapshots.failed(world.session.snapshot))
+        await world.wait("the run is over, q leaves")
+        await world.wait(lambda: "It runs on" not in world.text)
+        assert world.console.is_running
+        await world.press("q")
+        await world.wait(lambda: not world.console.is_running)
+    assert world.console.return_value.action == "ended"
+
+
 async def test_q_leaves_a_zoom_first(open_console: Any) -> None:
     async with open_console() as world:
         await world.press("z")
