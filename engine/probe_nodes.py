@@ -89,10 +89,10 @@ class NodeProbe:
 
     async def close(self) -> None:
         """The probe ends, and leaves nothing behind."""
+        self._end(LinkError(f"{self.host}: the probe was closed"))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._end(LinkError(f"{self.host}: the probe was closed"))
         with contextlib.suppress(LinkError, OSError):
             await self._channel.close()
 

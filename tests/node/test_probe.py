@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import pwd
@@ -310,6 +311,24 @@ async def test_a_full_disk_is_found_by_writing(tmp_path: Path) -> None:
     assert found.room.fault == f"{tmp_path} cannot be written: no space left on device"
     assert found.room.full
     assert found.room.free_bytes == 0
+
+
+def test_a_folder_is_tried_also_where_files_cannot_be_without_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    real = os.open
+
+    def as_nfs(path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        made.append(path)
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", as_nfs)
+    assert look.room(str(tmp_path / "new"))["fault"] == ""
+    assert [os.path.dirname(path) for path in made] == [str(tmp_path)]
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_thing_that_hangs_keeps_nobody_else_waiting_and_is_named(tmp_path: Path) -> None:
