@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,15 +14,13 @@ from engine.errors import LinkError
 from engine.link.base import BOOTSTRAP, HANDSHAKE, Channel, bootstrap_input
 from engine.link.ssh_dial import Connection
 from engine.link.ssh_errors import Context, ShellEnd, Stage, clean, explain, explain_shell, lost
-from engine.link.ssh_model import MAX_FOREIGN_TEXT, Kind, Target, fault
+from engine.link.ssh_model import Kind, Target, fault
 from engine.link.ssh_pool import SshPool
 from engine.link.ssh_session import ExecSession, open_exec
 from engine.wire import Decoder, Frame, WireError, encode
 
 # From the login to the agent's first line (seconds): a login shell with its rc files, and a Python start.
 HANDSHAKE_TIMEOUT_S = 10.0
-# What a check on a host may take (seconds): an import of torch from a network file system, and some.
-RUN_TIMEOUT_S = 60.0
 # What a login shell may print before the agent's first line; the end of it is kept.
 _MAX_NOISE = 16 * 1024
 _PATH_TIMEOUT_S = 3.0
@@ -78,6 +75,12 @@ class SshChannel:
         reason = self._connection.lost.result() if self._connection.lost.done() else self._session.lost
         if reason is not None:
             self.ended = lost(self._connection.hop, reason)
+        elif self._session.signal or self._session.status:
+            how = self._session.signal or f"status {self._session.status}"
+            said = clean(self._session.errors.decode("utf-8", "replace")) or "it printed nothing"
+            self.ended = fault(
+                Kind.OTHER, f"{self._connection.hop.label}: the bridge to the agent ended with {how}: {said}"
+            )
 
     async def close(self) -> None:
         self._session.write_eof()
@@ -110,41 +113,6 @@ class SshLink:
             await connection.close()
             raise
         return SshChannel(connection, session, rest)
-
-    async def run(self, source: bytes, stdin: bytes = b"", timeout_s: float = RUN_TIMEOUT_S) -> bytes:
-        """Run a Python program there with the agent's python, and return what it wrote to stdout.
-
-        Args:
-            source: stdlib only; it finds `stdin` in the binary file `b`, and starts with `sys` imported.
-            timeout_s: from the login to its end.
-
-        Raises:
-            LinkError: the host cannot be reached, or the program failed; the message has the end of its stderr.
-        """
-        nonce = secrets.token_hex(8)
-        hello = b'sys.stdout.write("%b%b\\n");sys.stdout.flush()\n' % (HANDSHAKE, nonce.encode())
-        program = hello + source
-        connection = await self._pool.connect(self._target)
-        label = connection.hop.label
-        try:
-            async with asyncio.timeout(timeout_s):
-                session, output = await self._start(connection, b"%d\n%b%b" % (len(program), program, stdin), nonce)
-                session.write_eof()  # behind what is still on its way
-                while data := await session.read():
-                    output += data
-        except TimeoutError as err:
-            raise fault(
-                Kind.SHELL, f"{label}: a check did not end within {timeout_s:g} s", "is the host busy?"
-            ) from err
-        finally:
-            await connection.close()
-        if session.status is None and not session.signal:
-            raise lost(connection.hop, connection.lost.result() if connection.lost.done() else session.lost)
-        if session.status != 0:
-            how = session.signal or f"status {session.status}"
-            said = clean(session.errors.decode("utf-8", "replace")[-MAX_FOREIGN_TEXT:])
-            raise fault(Kind.OTHER, f"{label}: a check ended with {how}: {said}")
-        return output
 
     async def _start(self, connection: Connection, data: bytes, nonce: str) -> tuple[ExecSession, bytes]:
         """The session, and what followed the handshake line with the same bytes."""

@@ -86,7 +86,7 @@ def explain(err: BaseException, ctx: Context) -> LinkError:
                 return found
     hop = ctx.hop
     text = clean(str(err)) or type(err).__name__
-    return fault(Kind.OTHER, f"{hop.label}: {hop.where}: {text}", f"try `ssh {hop.name} true`")
+    return fault(Kind.OTHER, f"{hop.label}: {hop.where}: {text}", f"try `{hop.by_hand} true`")
 
 
 def explain_shell(end: ShellEnd) -> LinkError:
@@ -98,7 +98,7 @@ def explain_shell(end: ShellEnd) -> LinkError:
         return fault(
             Kind.SHELL,
             f"{start}the login shell did not start our command within {end.waited_s:g} s{printed}",
-            f"is there something slow in its ~/.bashrc? Try `ssh {hop.name} true`",
+            f"is there something slow in its ~/.bashrc? Try `{hop.by_hand} true`",
         )
     if end.status in (NOT_FOUND, NOT_RUNNABLE) or _misses(end.errors + end.printed, end.python):
         path = f" ({end.path})" if end.path else ""
@@ -116,7 +116,7 @@ def explain_shell(end: ShellEnd) -> LinkError:
     return fault(
         Kind.ACCOUNT,
         f"{start}the account runs no commands: its shell {how}{printed}",
-        f"nologin, a forced command or an exit in ~/.bashrc? Try `ssh {hop.name} true`",
+        f"nologin, a forced command or an exit in ~/.bashrc? Try `{hop.by_hand} true`",
     )
 
 
@@ -245,7 +245,7 @@ def _denied(err: BaseException, ctx: Context) -> LinkError | None:
     return fault(
         Kind.AUTH,
         f"{start}; offered: {', '.join(ctx.offered)}{broken}. Not retried{said}",
-        f"try `ssh {hop.name} true`; is it the right user, and is the key in its authorized_keys?",
+        f"try `{hop.by_hand} true`; is it the right user, and is the key in its authorized_keys?",
     )
 
 
@@ -297,7 +297,7 @@ def _channel(err: BaseException, ctx: Context) -> LinkError | None:
     return fault(
         Kind.ACCOUNT,
         f'{hop.label}: sshd at {hop.where} refused to run a command for "{hop.user}": {clean(text)}',
-        f"a restricted account? Try `ssh {hop.name} true`",
+        f"a restricted account? Try `{hop.by_hand} true`",
     )
 
 

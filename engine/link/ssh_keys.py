@@ -123,7 +123,7 @@ def _unknown(hop: Hop, key: asyncssh.SSHKey) -> HostKeyUnknown:
     file = offer.file or "a known_hosts file that cluster.ssh.known_hosts names"
     return HostKeyUnknown(
         f"{hop.label}: the host key of {hop.where} is not known yet: {offer.algorithm} {offer.fingerprint}",
-        f'if it is the right one: connect once with `ssh {hop.name}`, or append to {file} the line "{offer.line}"',
+        f'if it is the right one: connect once with `{hop.by_hand}`, or append to {file} the line "{offer.line}"',
         offer,
     )
 

@@ -120,6 +120,12 @@ class Hop:
         return f"bastion {self.name}" if self.bastion else self.name
 
     @property
+    def by_hand(self) -> str:
+        """What a person types to come to the same place."""
+        port = "" if self.port == DEFAULT_PORT else f"-p {self.port} "
+        return f"ssh {port}{self.user}@{self.name}"
+
+    @property
     def key_source(self) -> tuple[str, ...]:
         """Who logs in with what: two hops with the same source get the same answer where the setup is the same."""
         return (self.user, self.agent, *self.identities)

@@ -116,6 +116,11 @@ class Sshd:
         assert self.process is not None
         return _descendants(self.process.pid)
 
+    def commands(self) -> list[int]:
+        """What was started on the connections' channels."""
+        below = [child for pid in self.sessions() for child in _children(pid)]
+        return [pid for pid in below if pid not in self.sessions()]
+
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
 
@@ -138,11 +143,15 @@ def fingerprint(key: Path) -> str:
 def _descendants(pid: int) -> list[int]:
     """sshd's own processes below `pid`: those that are still called sshd (agents are on their own by then)."""
     found: list[int] = []
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+    for child in _children(pid):
         with contextlib.suppress(OSError):
             if "sshd" in Path(f"/proc/{child}/comm").read_text():
-                found += [int(child), *_descendants(int(child))]
+                found += [child, *_descendants(child)]
     return found
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 class World:

@@ -170,6 +170,21 @@ async def test_a_link_that_breaks_in_the_middle_of_the_start_gives_one_agent(wor
     await job.gone()
 
 
+async def test_a_bridge_that_is_killed_says_so(world: Any, lab: Any) -> None:
+    daemon = world.sshd("node")
+    pool, target = world.pool(), world.target(daemon)
+    job = world.job(COUNT)
+    talk, agent, _ = await started(world, job, pool, target)
+    (bridge,) = daemon.commands()
+    os.kill(bridge, signal.SIGKILL)
+    await asyncio.wait_for(talk.ended.wait(), 20)
+    assert "the bridge to the agent ended with SIGKILL" in str(talk.channel.ended)
+    await talk.close()
+    talk, state = await reopened(job, pool, target)
+    assert state["pid"] == agent
+    await talk.stop()
+
+
 async def test_closing_the_channel_leaves_the_job_alone(world: Any, lab: Any) -> None:
     daemon = world.sshd("node")
     pool, target = world.pool(), world.target(daemon)

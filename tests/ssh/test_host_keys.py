@@ -22,7 +22,7 @@ async def refused(world: Any, daemon: Any, **options: Any) -> LinkError:
     return caught.value
 
 
-async def test_a_new_key_is_offered_and_can_be_accepted(world: Any) -> None:
+async def test_a_new_key_is_offered_and_can_be_accepted(world: Any, lab: Any) -> None:
     daemon = world.sshd("node", known=False)
     world.known_hosts.write_text("other ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ" + "A" * 42 + " no newline here")
     pool = world.pool()
@@ -32,7 +32,7 @@ async def test_a_new_key_is_offered_and_can_be_accepted(world: Any) -> None:
     assert error.kind == "host_key_unknown"
     assert daemon.fingerprint() in str(error)
     assert f"127.0.0.1:{daemon.port}" in str(error)
-    assert "ssh 127.0.0.1" in error.hint
+    assert f"`ssh -p {daemon.port} {lab.USER}@127.0.0.1`" in error.hint
     assert error.offer.line in error.hint
 
     pool.accept_host_key(error.offer)

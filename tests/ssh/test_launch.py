@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.errors import LinkError
-from engine.link.ssh import SshLink, exec_command
+from engine.link.ssh import exec_command
 from engine.link.ssh_model import Target
 
 # Everything that some shell would touch, should one ever see it.
@@ -108,19 +108,6 @@ async def test_variables_that_the_config_sends_arrive_as_with_ssh(world: Any) ->
     await talk.start()
     await talk.finish()
     assert job.log() == b"gpu\n"
-
-
-async def test_a_program_of_ours_is_run_there(world: Any) -> None:
-    daemon = world.sshd("node", login_shell(world.folder, "/bin/bash", "echo Welcome"))
-    link = SshLink(world.pool(), world.target(daemon), sys.executable)
-    source = b"import os\nsys.stdout.write('got %s in %s' % (b.read().decode(), os.path.basename(os.getcwd())))\n"
-    assert (await link.run(source, "ü".encode() * 500_000)).decode().startswith("got üü")
-    with pytest.raises(LinkError, match=r"status 3: the reason$"):
-        await link.run(b"sys.stderr.write('the reason\\n'); sys.exit(3)")
-    with pytest.raises(LinkError, match=r"ended with SIGKILL"):
-        await link.run(b"import os; os.kill(os.getpid(), 9)")
-    with pytest.raises(LinkError, match=r"did not end within 0\.5 s"):
-        await link.run(b"import time; time.sleep(60)", timeout_s=0.5)
 
 
 def test_a_python_that_a_shell_would_touch_is_refused() -> None:
