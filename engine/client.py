@@ -212,7 +212,8 @@ def start_engine(paths: RunPaths, *, restart: bool = False, held: tuple[int, ...
     process.stdout.close()
     process.stderr.close()
     if b"ready" not in said:
-        words = early.decode("utf-8", "replace").strip() or _last_words(paths.engine_log)
+        told = (early or said).decode("utf-8", "replace").strip()
+        words = told or _last_words(paths.engine_log)
         raise EngineGone(f"the engine of this run did not come up: {words or 'it said nothing'}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -18,7 +19,7 @@ from typing import Any
 
 from engine.clock import SystemClock
 from engine.compose import build_supervisor
-from engine.errors import IntentRefused, TrainUIError
+from engine.errors import IntentRefused, RunDirError, TrainUIError
 from engine.job.snapshot import RankView, Snapshot, rank_to_json
 from engine.rundir import RunPaths
 from engine.session import MoreGrace, RestartJob, StopJob
@@ -50,6 +51,9 @@ def main(argv: list[str]) -> int:
         return asyncio.run(_serve(paths, restart="--restart" in argv[1:]))
     except TrainUIError as err:
         print(err, file=sys.stderr, flush=True)
+        # Also to whoever started us: on a full disk engine.log says nothing.
+        with contextlib.suppress(OSError):
+            os.write(1, f"{err}\n".encode("utf-8", "replace"))
         return 1
 
 
@@ -86,7 +90,11 @@ async def _serve(paths: RunPaths, *, restart: bool) -> int:
     server = await asyncio.start_unix_server(engine.welcome, sock=listener, backlog=1)
     listener.listen(BACKLOG)
     where.chmod(0o600)
-    write_info(paths, where)
+    try:
+        write_info(paths, where)
+    except RunDirError as err:
+        # A full disk: whoever looks for us finds the socket by the run's path too, and a job needs looking after.
+        log.warning("%s", err)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, engine.terminate)

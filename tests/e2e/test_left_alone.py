@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 UP = "import time; print('up', flush=True); time.sleep(600)"
 DONE = "print('done')"
 
@@ -251,3 +253,42 @@ def test_a_working_directory_that_is_no_utf_8(desk: Any) -> None:
     assert "not UTF-8" in done.stderr
     assert "bug" not in done.stderr
     assert desk.runs() == []
+
+
+def fill(folder: Path) -> Path:
+    """Take all space that is left on the disk of `folder`."""
+    filler = folder / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (65536, 4096, 1):
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError:
+                pass
+    return filler
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to mount a small tmpfs")
+def test_engine_and_agent_are_killed_on_a_full_disk(desk: Any, tmp_path: Path) -> None:
+    """Others take over, and stop the job, without a byte of space; the records come when there is some."""
+    small = desk.trainui.run_root
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", small], capture_output=True).returncode:
+        pytest.skip("this machine does not let us mount a tmpfs")
+    try:
+        front = desk.start(desk.job(UP), "--no-ui")
+        run = until_up(desk, 2)
+        filler = fill(small)
+        os.kill(engine_of(run), signal.SIGKILL)
+        os.kill(agent_of(run), signal.SIGKILL)
+        done = desk.run("stop", run)
+        assert done.returncode == 0, done.stderr
+        assert "nothing of it is left" in done.stderr
+        assert desk.ends(front) == 143
+        filler.unlink()
+        desk.until((run / "summary.json").exists, "the summary")
+        assert len(list(run.glob("nodes/*/attempt_0/*.exit"))) == 2
+        desk.nothing_lives()
+    finally:
+        subprocess.run(["umount", "-l", small], check=True)
