@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import secrets
+import stat
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -175,19 +176,32 @@ def default_run_root(environ: Mapping[str, str]) -> Path:
 
 
 def list_runs(run_root: Path) -> list[RunPaths]:
-    """All runs below `run_root`, newest first."""
-    found: list[tuple[str, Path]] = []
+    """All runs below `run_root`, newest first.
+
+    By when the plan was written, not by the id alone: that is in local time, which goes back once a year and is another
+    one in another time zone, and two runs may begin within a second.
+    """
+    found: list[tuple[int, str, Path]] = []
     try:
         names = [p for p in run_root.iterdir() if p.is_dir() and not p.is_symlink()]
     except OSError:
         return []
     for name in names:
         try:
-            runs = [p for p in name.iterdir() if not p.is_symlink() and (p / "plan.json").is_file()]
+            runs = [p for p in name.iterdir() if not p.is_symlink()]
         except OSError:
             continue
-        found += [(run.name, run) for run in runs]
-    return [RunPaths(path) for _, path in sorted(found, key=lambda item: item[0], reverse=True)]
+        found += [(written, run.name, run) for run in runs if (written := _written(run / "plan.json")) is not None]
+    return [RunPaths(path) for _, _, path in sorted(found, reverse=True)]
+
+
+def _written(plan: Path) -> int | None:
+    """When a file was written (nanoseconds), or None where there is no such file."""
+    try:
+        found = plan.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns if stat.S_ISREG(found.st_mode) else None
 
 
 def find_run(run: str | None, run_root: Path) -> RunPaths:

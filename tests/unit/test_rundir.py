@@ -62,6 +62,14 @@ def test_a_run_is_found_by(tmp_path: Path, word: str | None, found: str) -> None
     assert find_run(str(tmp_path / "one" / "latest"), tmp_path).root.name == "20260101-000001-bbbb"
 
 
+def test_the_newest_is_the_one_begun_last_whatever_the_clock_on_the_wall_said(tmp_path: Path) -> None:
+    made = ["20261025-025900-aaaa", "20261025-020000-bbbb", "20261025-020000-0000"]  # clocks go back; one second
+    for run_id in made:
+        make(tmp_path, "one", run_id)
+    assert [r.root.name for r in list_runs(tmp_path)] == made[::-1]
+    assert find_run(None, tmp_path).root.name == made[-1]
+
+
 def test_no_run_and_too_many_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(RunNotFound, match="there is no run"):
         find_run(None, tmp_path)
