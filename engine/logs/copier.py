@@ -91,6 +91,7 @@ class Copier:
         for timer in (self._wake, self._retry):
             if timer is not None:
                 timer.cancel()
+        self._wake = self._retry = None
         self._mirror.remove_token()
         self._mirror.close()
 
@@ -116,7 +117,7 @@ class Copier:
             shared = head.get("shared") if self._forced is None else self._forced
             self._copies = shared is not True
             if not self._copies:
-                self._missing.clear()
+                self._stop_copying()
         if not self._copies or not isinstance(attempt, int):
             return
         if kind == "spawned":
@@ -125,6 +126,14 @@ class Copier:
             self._record(attempt, head, head["at"])
         elif kind == "state":
             self._look_at_state(attempt, head)
+
+    def _stop_copying(self) -> None:
+        """The disk is shared after all: what was asked for is here already."""
+        for attempt, rank in self._asked:
+            self._send({"t": "unsubscribe", "attempt": attempt, "rank": rank})
+        for keys in (self._asked, self._missing, self._stuck, self._trying):
+            keys.clear()
+        self._pass_on(all_of_them=True)
 
     def _look_at_state(self, attempt: int, head: Mapping[str, Any]) -> None:
         for rank in head.get("ranks", []):
@@ -245,9 +254,9 @@ class Copier:
             try:
                 await asyncio.wait_for(self._moved.wait(), GIVE_UP_S)
             except TimeoutError:
-                self._on_fault(
-                    f"{len(self._missing)} logs are not copied to the end: the rest is in the node's own folder"
-                )
+                left = len(self._missing)
+                logs = "1 log is" if left == 1 else f"{left} logs are"
+                self._on_fault(f"{logs} not copied to the end: the rest is in the node's own folder")
                 return False
         return True
 
