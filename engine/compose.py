@@ -27,8 +27,10 @@ from engine.rundir import (
     create_run_dir,
     default_run_root,
     explained,
+    list_runs,
     new_run_id,
     os_error_text,
+    point_latest,
     write_atomically,
     write_json,
 )
@@ -153,13 +155,12 @@ def discard_run(paths: RunPaths) -> None:
     link = paths.root.parent / "latest"
     shutil.rmtree(paths.root, ignore_errors=True)
     with suppress(OSError):
-        if link.is_symlink() and not link.exists():
-            link.unlink()
-        older = sorted(p for p in paths.root.parent.iterdir() if (p / "plan.json").is_file())
+        if link.exists():
+            return  # a run that began meanwhile
+        link.unlink(missing_ok=True)
+        older = [run.root for run in list_runs(paths.root.parent.parent) if run.root.parent == paths.root.parent]
         if older:
-            from engine.rundir import point_latest
-
-            point_latest(older[-1])
+            point_latest(older[0])
         else:
             paths.root.parent.rmdir()
             paths.root.parent.parent.rmdir()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.compose import discard_run
 from engine.errors import RunDirError, RunNotFound
 from engine.rundir import RunPaths, create_run_dir, find_run, list_runs, new_run_id, write_atomically
 
@@ -82,6 +83,19 @@ def test_no_run_and_too_many_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(RunNotFound, match="not a run directory"):
         find_run(str(tmp_path / "one"), tmp_path)
     assert [r.root.name for r in list_runs(tmp_path)] == ["20260101-000001-bbbb", "20260101-000000-aaaa"]
+
+
+def test_a_run_that_is_taken_back_leaves_latest_at_the_newest_of_the_others(tmp_path: Path) -> None:
+    first = make(tmp_path / "runs", "one", "20260101-000000-aaaa")
+    second = make(tmp_path / "runs", "one", "20260101-000001-bbbb")
+    latest = tmp_path / "runs" / "one" / "latest"
+    discard_run(second)
+    assert latest.resolve() == first.root
+    third = make(tmp_path / "runs", "one", "20260101-000002-cccc")
+    discard_run(first)  # latest is another's
+    assert latest.resolve() == third.root
+    discard_run(third)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
