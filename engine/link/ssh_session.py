@@ -56,7 +56,8 @@ class ExecSession(asyncssh.SSHClientSession[bytes]):
         self.status = status
 
     def exit_signal_received(self, signal: str, core_dumped: bool, msg: str, lang: str) -> None:
-        self.signal = f"SIG{signal}"
+        # OpenSSH names only the common ones; for SIGBUS and others it says "SIG@openssh.com".
+        self.signal = "a signal" if "@" in signal else f"SIG{signal}"
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = exc

@@ -307,6 +307,24 @@ async def test_no_session_is_left_for_us(world: Any) -> None:
     assert "MaxSessions" in str(error)
 
 
+async def test_a_cancelled_login_leaves_no_connection(world: Any, lab: Any) -> None:
+    events: list[str] = []
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        events.append("came")
+        await reader.read(-1)
+        events.append("left")
+
+    async with listening(hang) as port:
+        pool = world.pool()
+        connecting = asyncio.create_task(pool.connect(Target("127.0.0.1", port=port)))
+        await lab.soon(lambda: events == ["came"], "the visit")
+        connecting.cancel()
+        await asyncio.gather(connecting, return_exceptions=True)
+        await lab.soon(lambda: events == ["came", "left"], "the end of it")
+        assert pool.gate.total.busy == 0
+
+
 async def test_a_cancelled_opening_leaves_no_connection(world: Any, lab: Any) -> None:
     daemon = world.sshd("node", "ForceCommand exec sleep 30")
     opening = asyncio.create_task(world.job("true").open(world.pool(), world.target(daemon), python=sys.executable))

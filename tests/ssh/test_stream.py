@@ -54,9 +54,10 @@ async def test_stderr_is_kept_apart_and_bounded(world: Any) -> None:
 
 async def test_writing_to_a_channel_that_has_ended_is_an_error(world: Any, lab: Any) -> None:
     connection = await world.pool().connect(world.target(world.sshd("node")))
-    session = await open_exec(connection.ssh, "kill -KILL $$")
-    await lab.soon(session.ended.is_set, "the end")
-    assert session.signal == "SIGKILL"
+    for signal, name in (("BUS", "a signal"), ("KILL", "SIGKILL")):
+        session = await open_exec(connection.ssh, f"kill -{signal} $$")
+        await lab.soon(session.ended.is_set, "the end")
+        assert (session.signal, session.status) == (name, None)
     with pytest.raises(OSError):
         await session.write(b"x")
     await connection.close()
