@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from engine.config.host_entry import some
 from engine.errors import PlanError
 
 # Variable -> the maker whose runtime reads it. HIP before ROCR: HIP's numbers count within what ROCR leaves
@@ -119,35 +120,48 @@ def _listed(
     )
 
 
-def count_processes(wanted: int | str | None, pool: Pool, host: str) -> tuple[int, tuple[str, ...]]:
-    """How many processes the node runs, and what to warn of.
+def count_processes(
+    wanted: int | str | None, pool: Pool, hosts: Sequence[str], slots: int | None = None
+) -> tuple[int, tuple[str, ...]]:
+    """How many processes a node runs, and what to warn of: the least of what was asked for and what there is.
 
     Args:
         wanted: `cluster.nproc_per_node`: a number, "auto", or None.
+        hosts: the nodes of which all this is true, for messages.
+        slots: what the hostfile grants; None: it does not say.
 
     Raises:
         PlanError: "auto", and there is no device.
     """
     available = len(pool.devices or ())
     if isinstance(wanted, str):
-        if pool.hidden:
-            raise PlanError(
-                f"cluster.nproc_per_node: auto finds no GPU on {host}: {pool.origin} hides them all",
-                "write a number, or let it show some",
-            )
-        if not available:
-            raise PlanError(
-                f"cluster.nproc_per_node: auto finds no GPU on {host}",
-                "write a number, or see why nvidia-smi lists none",
-            )
-        return available, ()
-    if wanted is None:
+        _check_found(pool, hosts)
+        return min(available, slots or available), ()
+    if wanted is None and slots is None:
         return available or 1, ()
-    if pool.limits and pool.devices and wanted > available:
-        text = f"cluster.nproc_per_node is {wanted}, but {host} has {available} ({pool.origin}): {available} run"
+    asked = f"slots={slots}" if wanted is None else f"cluster.nproc_per_node is {wanted}"
+    count = min(n for n in (wanted, slots) if n is not None)
+    have = "has" if len(hosts) == 1 else "have"
+    if pool.limits and pool.devices and count > available:
+        text = f"{asked}, but {some(hosts)} {have} {available} ({pool.origin}): {available} run"
         hint = "cluster.gpu_binding: none lets several ranks share a device"
         return available, (f"{text}; {hint}",)
-    return wanted, ()
+    if wanted is not None and count < wanted:
+        return count, (f"{asked}, but {some(hosts)} {have} slots={slots}: {count} run",)
+    return count, ()
+
+
+def _check_found(pool: Pool, hosts: Sequence[str]) -> None:
+    if pool.hidden:
+        raise PlanError(
+            f"cluster.nproc_per_node: auto finds no GPU on {some(hosts)}: {pool.origin} hides them all",
+            "write a number, or let it show some",
+        )
+    if not pool.devices:
+        raise PlanError(
+            f"cluster.nproc_per_node: auto finds no GPU on {some(hosts)}",
+            "write a number, or see why nvidia-smi lists none",
+        )
 
 
 def assign(pool: Pool, count: int) -> tuple[str | None, ...]:

@@ -94,7 +94,7 @@ def _command(plan: Plan, node: NodePlan) -> str:
 
 def _ranks(plan: Plan, node: NodePlan) -> list[str]:
     if plan.mode != "per_gpu":
-        return [f"  one process; it has {plan.local_world_size} of {plan.world_size} slots"]
+        return [f"  one process; it has {node.local_world_size} of {plan.world_size} slots"]
     head = ("rank", "local rank", node.device_var or "device")
     rows = [(str(r.rank), str(r.local_rank), r.device if r.device is not None else "not bound") for r in node.ranks]
     return [f"  {a:>6}  {b:>10}  {c}" for a, b, c in (head, *rows)]

@@ -172,11 +172,11 @@ def _node_numbers(plan: Plan, node: NodePlan) -> str:
 def _numbers_function(plan: Plan, node: NodePlan, lines: list[str]) -> str:
     lines = [
         *lines,
-        f"export WORLD_SIZE={plan.world_size} LOCAL_WORLD_SIZE={plan.local_world_size}",
+        f"export WORLD_SIZE={plan.world_size} LOCAL_WORLD_SIZE={node.local_world_size}",
         f"export NODE_RANK={node.node_rank} NNODES={plan.nnodes}",
         f"export GROUP_RANK={node.node_rank} GROUP_WORLD_SIZE={plan.nnodes}",
         f"export TRAINUI_RUN_ID={quote(plan.run_id)}",
-        *_export("TRAINUI_RUN_DIR", plan.run_dir),
+        *_export("TRAINUI_RUN_DIR", node.run_dir),
         'export TRAINUI_NODE_DIR="$trainui_node_dir" TRAINUI_ATTEMPT="$trainui_attempt"',
         'export TRAINUI_HEARTBEAT_DIR="$trainui_node_dir/attempt_$trainui_attempt/heartbeat"',
         f"export TRAINUI_HEARTBEAT_INTERVAL_S={plan.heartbeat_interval_s:g}",

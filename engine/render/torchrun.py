@@ -56,7 +56,7 @@ def torchrun_command(plan: Plan, node: NodePlan) -> list[str]:
     interpreter, target = split_command(node.argv)
     options: list[tuple[str, str]] = [
         ("--nnodes", str(plan.nnodes)),
-        ("--nproc-per-node", str(plan.local_world_size)),
+        ("--nproc-per-node", str(node.local_world_size)),
         ("--node-rank", str(node.node_rank)),
     ]
     if "--standalone" not in node.torchrun:
