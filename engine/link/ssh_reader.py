@@ -142,7 +142,8 @@ class Reader(SSHClientConfig):
         self._name: str = self._orig_host
         if first is not None:
             self._options = copy.deepcopy(first.unexpanded)
-            self._name = str(self._options.get("Hostname", self._orig_host))
+            # What the first pass found stands, the name too.
+            self._name = str(self._options.setdefault("Hostname", self._orig_host))
         self.unexpanded: dict[str, Any] = {}
         self._files = files
         self._depth = 0
@@ -194,6 +195,13 @@ class Reader(SSHClientConfig):
         self._matching = host_matches(args, self._name)
         args.clear()
 
+    def _match_block(self, option: str, args: list[str]) -> None:
+        self._set_tokens()
+        for at, word in enumerate(args[:-1]):
+            if word.lower() in ("exec", "!exec"):
+                args[at + 1] = self._expand_val(args[at + 1])
+        self._match(option, args)
+
     def _files_of(self, option: str, args: list[str]) -> None:
         here = (self._path, self._line_no)
         self._depth += 1
@@ -217,9 +225,8 @@ class Reader(SSHClientConfig):
         self._options.setdefault(option, value)
 
     def _jump(self, option: str, args: list[str]) -> None:
-        # The first of the two that a host meets counts, even if it says none.
-        other = "ProxyCommand" if option == "ProxyJump" else "ProxyJump"
-        if other in self._options:
+        # The first of the two that a host meets counts; `ProxyCommand none` is one, `ProxyJump none` is not.
+        if "ProxyCommand" in self._options if option == "ProxyJump" else self._options.get("ProxyJump") is not None:
             args.clear()
         else:
             self._set_string(option, args)
@@ -238,6 +245,7 @@ class Reader(SSHClientConfig):
         **cast(Any, SSHClientConfig)._handlers,
         **_noted(_note),
         "host": ("Host", _host),
+        "match": ("Match", _match_block),
         "include": ("Include", _files_of),
         "serveraliveinterval": ("ServerAliveInterval", _time),
         "connecttimeout": ("ConnectTimeout", _time),

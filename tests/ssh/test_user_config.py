@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import random
 import shutil
 import subprocess
 from pathlib import Path
@@ -56,25 +57,63 @@ CONFIGS = [
     "Match final host node3.cluster\n Port 8\nHost node3\n HostName node3.cluster\n",
     "Match !host other !exec false\n Port 9\nMatch all\n User everybody\n",
     "Match localuser nobody\n Port 9\n",
+    "Host node3\n ProxyJump none\nHost *\n ProxyCommand nc %h %p\n",
+    'Match exec "test %n = node3"\n Port 9\n',
+    'Host node3\n HostName h1\nMatch host h1 exec "test %h = h1" !exec "test %h = h2"\n User ml\n',
+    "Match final\n HostName other\n User ml\n",
     "\tHost\tnode3\n\t  HostName=h1\n  port = 99\n\n# Port 1\n   #x\n",
     'Host node3\n User "with \\"quotes\\""\n HostKeyAlias \'a b\'\n',
 ]
 
 
-@pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh client: apt-get install openssh-client")
-@pytest.mark.parametrize("text", CONFIGS)
-def test_a_host_is_resolved_as_ssh_does(home: Path, text: str) -> None:
-    hop = node(home, text, connect_timeout_s=600.0, keepalive_s=600.0)
+needs_ssh = pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh client: apt-get install openssh-client")
+
+
+def compare_with_ssh(home: Path, text: str) -> None:
+    """`ssh -G` says the same about node3."""
+    found = route(home, text, connect_timeout_s=600.0, keepalive_s=600.0)
+    hop = found.node
     words = ["ssh", "-G", "-F", home / ".ssh" / "config", "node3"]
     lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
     said = dict(line.split(" ", 1) for line in lines if " " in line)
     assert (hop.address, str(hop.port), hop.user) == (said["hostname"], said["port"], said["user"])
     assert hop.key_alias == said.get("hostkeyalias")
-    command = said.get("proxycommand")
-    assert hop.proxy_command == (command and command.replace("%h", hop.address).replace("%p", str(hop.port)))
+    command = said.get("proxycommand", "none").replace("%h", hop.address).replace("%p", str(hop.port))
+    assert (hop.proxy_command or "none") == command
+    assert names(found)[:-1] == [jump for jump in [said.get("proxyjump", "none")] if jump != "none"]
     assert hop.keepalive_s == (float(said["serveraliveinterval"]) or 600.0)
     timeout = said["connecttimeout"]
     assert hop.connect_timeout_s == (600.0 if timeout == "none" else float(timeout))
+
+
+@needs_ssh
+@pytest.mark.parametrize("text", CONFIGS)
+def test_a_host_is_resolved_as_ssh_does(home: Path, text: str) -> None:
+    compare_with_ssh(home, text)
+
+
+HEADS = """
+Host node3|Host *|Host n*|Host node?|Host !node3|Host !n* *|Host other|Host * !node3|Host no?e3 x|Host h1|Host h*
+Match all|Match host node3|Match host h*|Match originalhost node3|Match !host h1|Match user ml|Match exec true
+Match host node3 user ml|Match localuser nobody|Match final|Match final host h1|Match !final|Match host other,node3
+Match exec "test %h = node3"|Match exec "test %n = node3"
+"""
+OPTIONS = """
+Port 2201|Port = 23|User ml|User u2|HostName h1|HostName %h.x|HostName h%%2|ProxyCommand nc %h|ProxyCommand none
+ProxyJump b|HostKeyAlias al|ServerAliveInterval 1m|ServerAliveInterval=20|ConnectTimeout 10 # x|User 'a b'|User=eq
+  User\tt|ControlMaster no|User a=b
+"""
+
+
+@needs_ssh
+@pytest.mark.parametrize("seed", range(80))
+def test_any_config_is_resolved_as_ssh_does(home: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    heads, options = (text.strip().replace("\n", "|").split("|") for text in (HEADS, OPTIONS))
+    lines = ["Host b", " ProxyCommand none"]  # else the bastion would lie behind itself
+    for _ in range(dice.randrange(1, 5)):
+        lines += [dice.choice(heads), *(" " + dice.choice(options) for _ in range(dice.randrange(1, 4)))]
+    compare_with_ssh(home, "\n".join(lines) + "\n")
 
 
 def test_include_follows_other_files(home: Path) -> None:
