@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import deque
 from collections.abc import Iterable
@@ -101,7 +102,8 @@ def start_of_last_matches(path: Path, pattern: re.Pattern[str], count: int) -> i
     """
     last: deque[int] = deque(maxlen=count)
     lines = LineAssembler()
-    with path.open("rb") as file:
+    # O_NONBLOCK: a fifo in the log's place must not hang us.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         while data := file.read(BLOCK_BYTES):
             last.extend(line.number for line in lines.feed(data) if pattern.search(line.text))
         rest = lines.flush()

@@ -99,7 +99,7 @@ def start_of_last_lines(path: Path, count: int) -> tuple[int, int]:
     Raises:
         OSError: the file cannot be read.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # as above: it may be a fifo
     try:
         size = os.fstat(fd).st_size
         if count <= 0:

@@ -1209,7 +1209,7 @@ class Agent:
         answer: Frame = {"t": "re", "id": head.get("id"), "ok": True}
         try:
             after = self._do(connection, str(name), head, answer)
-        except (ValueError, TypeError, KeyError) as err:
+        except (ValueError, TypeError, KeyError, OverflowError) as err:
             answer["ok"], answer["error"], after = False, "%s: %s" % (name, err), None
         self._send(connection, answer)
         if after is not None:

@@ -292,3 +292,21 @@ def test_engine_and_agent_are_killed_on_a_full_disk(desk: Any, tmp_path: Path) -
         desk.nothing_lives()
     finally:
         subprocess.run(["umount", "-l", small], check=True)
+
+
+def test_a_fifo_in_the_place_of_a_log_hangs_nobody(desk: Any) -> None:
+    code = (
+        "import os, sys\n"
+        "log = os.environ['TRAINUI_NODE_DIR'] + '/attempt_0/rank_00000.log'\n"
+        "print('gone', flush=True)\n"
+        "os.unlink(log)\n"
+        "os.mkfifo(log)\n"
+        "sys.exit(3)\n"
+    )
+    front = desk.start(desk.job(code, 1), "--no-ui")
+    assert desk.ends(front) == 3
+    for words in (["status"], ["logs", "-n", "1"], ["logs", "-n", "1", "--grep", "x"], ["stop"]):
+        done = desk.run(*words)
+        assert "Traceback" not in done.stderr
+        assert "bug" not in done.stderr
+    desk.nothing_lives()

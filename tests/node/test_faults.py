@@ -74,6 +74,8 @@ def test_unknown_requests_and_noise_harm_nobody(node: Any) -> None:
     bridge, loud = node.start(), node.open()
     assert not bridge.ask("dance")["ok"]
     assert not bridge.ask("stop", grace_s="soon")["ok"] and not bridge.ask("signal", ranks=3)["ok"]
+    assert not bridge.ask("signal", ranks=[0], sig=float("inf"))["ok"]
+    assert not bridge.ask("start", attempt=float("inf"))["ok"]
     loud.write(b"GET / HTTP/1.1\r\n\r\n")
     node.wait_for(lambda: (loud.pump(0.1), loud.eof)[1], "the noisy one's end")
     assert bridge.state()["phase"] == "running"
