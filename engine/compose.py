@@ -24,6 +24,7 @@ from engine.plan_json import masked_plan_json, plan_from_json, plan_to_json
 from engine.render.node_spec import node_spec, render_node, stored_spec
 from engine.rundir import (
     RunPaths,
+    absolute,
     create_run_dir,
     default_run_root,
     explained,
@@ -84,7 +85,7 @@ def prepare(
     loaded = load_config(source, words, environ=environ, stdin=stdin)
     config = loaded.config
     root = run_root or (Path(config.run_root) if config.run_root else default_run_root(environ))
-    root = (cwd / root.expanduser()).resolve()
+    root = absolute(root, cwd)
     assert config.name is not None  # the loader fills it in
     for path in (root, cwd):
         if not is_text(str(path)):

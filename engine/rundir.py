@@ -175,6 +175,19 @@ def default_run_root(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("TRAINUI_RUN_ROOT") or "runs")
 
 
+def absolute(path: Path, cwd: Path) -> Path:
+    """`path` as seen from `cwd`, with `~` and links resolved; it need not be there.
+
+    Raises:
+        RunDirError: a circle of links, or the home of nobody.
+    """
+    try:
+        return (cwd / path.expanduser()).resolve()
+    except RuntimeError as err:  # what pathlib raises for both
+        text = str(err).rstrip(".")
+        raise RunDirError(f"{path}: {text[:1].lower()}{text[1:]}", "choose another place with --run-root") from err
+
+
 def list_runs(run_root: Path) -> list[RunPaths]:
     """All runs below `run_root`, newest first.
 

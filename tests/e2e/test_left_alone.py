@@ -310,3 +310,12 @@ def test_a_fifo_in_the_place_of_a_log_hangs_nobody(desk: Any) -> None:
         assert "Traceback" not in done.stderr
         assert "bug" not in done.stderr
     desk.nothing_lives()
+
+
+@pytest.mark.parametrize(("root", "says"), [("circle", "loop"), ("~no-such-user-at-all/runs", "home")])
+def test_a_run_root_that_leads_nowhere(desk: Any, root: str, says: str) -> None:
+    (desk.cwd / "circle").symlink_to("circle")
+    one_line(desk.run(desk.job(DONE, 1), "--no-ui", "--run-root", root), 2, root, says, "--run-root")
+    done = desk.run("status", "--run-root", root)
+    assert done.returncode == 2
+    assert "bug" not in done.stderr

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 import click
 
-from engine.rundir import RunPaths, default_run_root, find_run
+from engine.rundir import RunPaths, absolute, default_run_root, find_run
 from tui.event_text import Level
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -119,7 +119,10 @@ def write(text: str) -> None:
 
 def root_path(run_root: str | None) -> Path:
     """The run root: the option, else the environment's, else ./runs."""
-    return Path(run_root).expanduser() if run_root else default_run_root(os.environ)
+    if not run_root:
+        return default_run_root(os.environ)
+    path = Path(run_root)
+    return absolute(path, Path()) if run_root.startswith("~") else path
 
 
 def found(run: str | None, run_root: str | None) -> RunPaths:

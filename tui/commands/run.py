@@ -72,7 +72,7 @@ def run(
         raise click.UsageError("--dry-run and --check exclude each other")
     if as_json and (dry_run or check_only):
         raise click.UsageError(f"--json does not go with {'--dry-run' if dry_run else '--check'}")
-    root = Path(run_root).expanduser() if run_root else None
+    root = Path(run_root) if run_root else None
     request = Request(config, overrides, root, name)
     view = View(no_ui, as_json, quiet, no_color, level_of(log_level), read_only)
     return launch(request, view, dry_run=dry_run, check_only=check_only)
