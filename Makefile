@@ -39,7 +39,7 @@ demo: $(VENV)/.demo
 	@PATH="$(BIN):$$PATH" trainui configs/demo.yml
 
 test: $(VENV)/.dev
-	@.ci/packages tmux shellcheck
+	@.ci/packages tmux shellcheck sshd=openssh-server ssh=openssh-client ip=iproute2 fish csh tcsh zsh
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/.dev
