@@ -100,7 +100,8 @@ class Files:
         return found
 
     def base(self, name: str, mark: Mark, folder: Path) -> Map | None:
-        path = os.path.normpath(folder / Path(name).expanduser())
+        # Not Path.expanduser: a home that nobody has is an error there, and here just no such file.
+        path = os.path.normpath(folder / os.path.expanduser(name))  # noqa: PTH111
         identity = os.path.realpath(path)
         if identity in self.open:
             self.faults.add(mark, "extends", f"{quote(name)} extends this file again", "break the circle")

@@ -54,6 +54,8 @@ ONE_FAULT = [
     (RUN + "fail: {policy: stopp}\n", 'cfg.yml:2: fail.policy: expected stop or continue, got "stopp"; did you mean "stop"?'),
     (RUN + "stop: {grace_s: .inf}\n",
      "cfg.yml:2: stop.grace_s: expected a number of seconds, got inf; for ever is 1000000000 here"),
+    (RUN + "extends: ~no-such-user-at-all/base.yml\n",
+     "cfg.yml:2: extends: ~no-such-user-at-all/base.yml: no such file"),
     (RUN + "cluster: {nproc_per_node: 80000}\n",
      "cfg.yml:2: cluster.nproc_per_node: 80000 processes on one node are too many; at most 4096"),
     ("task: {command: [x]}\nstop: {grace_s: 1e300}\n",
