@@ -65,12 +65,23 @@ def torchrun_command(plan: Plan, node: NodePlan) -> list[str]:
             ("--rdzv-endpoint", '"$MASTER_ADDR:$MASTER_PORT"'),
             ("--rdzv-id", '"$TRAINUI_RUN_ID-$TRAINUI_ATTEMPT"'),
         ]
+        if _plan_has_the_master(plan, node):
+            options.append(("--rdzv-conf", f"is_host={'true' if node.node_rank == 0 else 'false'}"))
     words = [quote(interpreter), "-m", "torch.distributed.run"]
     for option, value in options:
         if option not in node.torchrun:
             words += [option, value]
     words += [quote(word) for word in node.torchrun]
     return words + [quote(word) for word in target]
+
+
+def _plan_has_the_master(plan: Plan, node: NodePlan) -> bool:
+    """True where the first node is to hold the rendezvous' store, and torchrun need not guess who does.
+
+    It guesses by its host name: an alias, or an address that a router translates, fits no node, and all would wait.
+    """
+    chosen = {"--rdzv-backend", "--rdzv-endpoint"}.intersection(node.torchrun or ())
+    return plan.nnodes > 1 and not chosen and "MASTER_ADDR" not in {**node.env, **node.env_expand}
 
 
 def split_command(argv: Sequence[str]) -> tuple[str, list[str]]:

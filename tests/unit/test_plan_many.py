@@ -273,6 +273,35 @@ def torchrun_two_nodes() -> Plan:
     return plan_of(["gpu[01-02]"], gpus=(8, 8), task=Task(command=["python", "train.py"], torchrun={"max_restarts": 3}))
 
 
+def conf_of(plan: Plan) -> list[str]:
+    lines = [line for node in plan.nodes for line in run_script(plan, node).split("\n")]
+    return [line.strip(" \\") for line in lines if "--rdzv-conf" in line]
+
+
+def test_the_first_node_holds_torchruns_store_and_no_node_guesses() -> None:
+    assert conf_of(torchrun_two_nodes()) == ["--rdzv-conf is_host=true", "--rdzv-conf is_host=false"]
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "hosts"),
+    [
+        ({"rdzv_backend": "static"}, {}, 2),
+        ({"rdzv_endpoint": "etcd:1"}, {}, 2),
+        ({"standalone": True}, {}, 2),
+        ({}, {"MASTER_ADDR": "elsewhere"}, 2),
+        ({}, {}, 1),
+    ],
+)
+def test_a_rendezvous_that_the_user_chose_stays_his(options: dict[str, Any], env: dict[str, str], hosts: int) -> None:
+    task = Task(command=["python", "t.py"], torchrun=options)
+    assert conf_of(plan_of([f"n{i}" for i in range(hosts)], task=task, env=env)) == []
+
+
+def test_the_users_own_rendezvous_options_are_given_once() -> None:
+    task = Task(command=["python", "t.py"], torchrun={"rdzv_conf": "join_timeout=60"})
+    assert conf_of(plan_of(["a", "b"], task=task)) == ["--rdzv-conf join_timeout=60"] * 2
+
+
 def golden(name: str, text: str) -> None:
     file = GOLDEN / name
     if os.environ.get("UPDATE_GOLDEN"):

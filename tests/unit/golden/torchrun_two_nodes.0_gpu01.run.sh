@@ -59,6 +59,7 @@ exec -- python \
   --rdzv-backend c10d \
   --rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT" \
   --rdzv-id "$TRAINUI_RUN_ID-$TRAINUI_ATTEMPT" \
+  --rdzv-conf is_host=true \
   --max-restarts 3 \
   train.py || trainui_status=$?
 if [ "$trainui_status" -eq 127 ]; then
