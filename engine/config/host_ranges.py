@@ -86,12 +86,17 @@ def _expand(simple: str, parts: Sequence[str], pattern: str) -> list[str]:
     try:
         return [str(name) for name in NodeSet(simple, resolver=RESOLVER_NOGROUP)]  # pyright: ignore
     except NodeSetException as err:
-        if any("-" in part and _padded(part) for part in parts):
-            hint = "write both ends with the same number of digits, as in 01-16"
-            raise RangeFault(f"{quote(pattern)}: the ends of a range have different padding", hint) from err
+        for part in parts:
+            if hint := _other_padding(part):
+                raise RangeFault(f"{quote(pattern)}: the ends of {part} are padded differently", hint) from err
         raise RangeFault(f"{quote(pattern)} is no range of hosts ({err})", "write it as in node[01-16]") from err
 
 
-def _padded(part: str) -> bool:
-    first, last = part.partition("/")[0].split("-")
-    return len(first) != len(last) and (first.startswith("0") or last.startswith("0"))
+def _other_padding(part: str) -> str:
+    """What to write instead of `01-100`, which may be meant in two ways; "" where both ends have as many digits."""
+    first, dash, last = part.partition("/")[0].partition("-")
+    if not dash or len(first) == len(last):
+        return ""
+    if len(first) > len(last):
+        return f"write {first}-{last.zfill(len(first))}, or {first.lstrip('0') or '0'}-{last}"
+    return f"write {first.zfill(len(last))}-{last}, or {first}-{'9' * len(first)},1{'0' * len(first)}-{last}"

@@ -144,7 +144,7 @@ def _foreign(part: str) -> tuple[str, str] | None:
     """Why this is another notation than ours, where it is one that can be told."""
     if "://" in part:
         return f"{quote(part)} is a URL", "write [user@]host[:port]"
-    if "=" in part:
+    if "=" in part and not part.startswith("-"):
         return f"begins with {quote(part)} instead of a host", "write the host first, as in node1 slots=8"
     bare = part.rpartition("@")[2]
     if "[" not in part and bare.count(":") > 1:

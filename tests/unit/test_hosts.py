@@ -142,7 +142,9 @@ def test_logins_that_exist(user: str) -> None:
         ("[node1]:22", 'expected numbers in brackets, got "node1"'),
         ("node[3-1]", "the range 3-1 ends before it begins; write 1-3"),
         ("node[1-3/0]", "the range 1-3/0 has a step of 0"),
-        ("node[01-100]", "the ends of a range have different padding"),
+        ("node[01-100]", '"node[01-100]": the ends of 01-100 are padded differently; write 001-100, or 01-99,100-100'),
+        ("node[001-9]", "the ends of 001-9 are padded differently; write 001-009, or 1-9"),
+        ("node[1,01-120/3]", "write 001-120, or 01-99,100-120"),
         ("n[1-200]x[1-200]", '"n[1-200]x[1-200]" stands for 40000 hosts; at most 10000'),
         ("n[1-999999999]", "stands for 999999999 hosts"),
         ("@all", '"" cannot be the name of a user'),
@@ -208,8 +210,9 @@ def test_what_could_become_an_option_or_a_command_is_refused_on_one_printable_li
 
 
 def test_a_leading_dash_is_refused_with_the_reason() -> None:
-    (line,) = faults_of(["-v"])
-    assert line.startswith('cluster.hosts[0]: "-v" begins with a dash: ssh would take it for an option')
+    for word in ("-v", "-oProxyCommand=id", "-[1-2]", "me@-v"):
+        (line,) = faults_of([word])
+        assert "begins with a dash: ssh would take it for an option" in line
 
 
 def test_everything_that_is_wrong_is_said_at_once_in_order() -> None:
