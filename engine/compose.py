@@ -47,6 +47,9 @@ STARTS_NOW = "this run is being started"
 NEVER_STARTED = "this run was rendered (--dry-run) and never started; `trainui restart` starts it"
 
 
+BY_HAND = "what still runs of it is stopped by `bash stop.sh` in its nodes/ folders"
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A config that can be launched: nothing of it is on disk yet."""
@@ -183,9 +186,9 @@ def load_plan(paths: RunPaths) -> Plan:
     try:
         return plan_from_json(json.loads(paths.launch.read_text(encoding="utf-8")))
     except OSError as err:
-        raise RunNotFound(f"{paths.launch} cannot be read: {os_error_text(err)}") from err
+        raise RunNotFound(f"{paths.launch} cannot be read: {os_error_text(err)}", BY_HAND) from err
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
-        raise RunNotFound(f"{paths.launch} is not a launch plan of this version ({err})") from err
+        raise RunNotFound(f"{paths.launch} is not a launch plan of this version ({err})", BY_HAND) from err
 
 
 def refuse_moved(plan: Plan, paths: RunPaths) -> None:

@@ -168,6 +168,11 @@ def torch_findings(node: NodePlan, looked: Looked) -> Iterator[Finding]:
         yield Finding(FAIL, node.host, "task.torchrun", text, hint)
 
 
+def size_text(count: int) -> str:
+    """`1.5 GiB`, or whole MiB below one GiB."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count // 2**20} MiB"
+
+
 def room_findings(host: str, looked: Looked, setting: str = "--run-root") -> Iterator[Finding]:
     """The folder for the run's files can be made, takes files, and has room.
 
@@ -179,7 +184,7 @@ def room_findings(host: str, looked: Looked, setting: str = "--run-root") -> Ite
         hint = f"choose another place with {setting}"
         yield Finding(FAIL, host, what, room.fault, f"free some space, or {hint}" if room.full else hint)
         return
-    text = f"{(room.free_bytes or 0) / 2**30:.1f} GiB free at {room.at}"
+    text = f"{size_text(room.free_bytes or 0)} free at {room.at}"
     if room.free_bytes is None:
         yield Finding(OK, host, what, f"{room.at} does not tell how much is free")
     elif room.free_bytes < LEAST_FREE_BYTES:

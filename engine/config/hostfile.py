@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -49,7 +50,8 @@ def read_hostfile(name: str, start: Path, beside: Path | None = None) -> tuple[s
     key = "cluster.hostfile"
     if "\0" in name or not name:
         return "", HostFault(key, "cannot be the name of a file", "name a file, or remove it")
-    path = start / Path(name).expanduser() if name.startswith("~/") else start / name
+    # Not Path.expanduser: a home that nobody has is an error there, and here just no such file.
+    path = start / os.path.expanduser(name)  # noqa: PTH111
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)

@@ -147,7 +147,7 @@ class _Resolver:
         return str(self._path(text))
 
     def _path(self, text: str) -> Path:
-        return self._home / text[2:] if text.startswith("~/") else Path(text).expanduser()
+        return self._home / text[2:] if text.startswith("~/") else Path(os.path.expanduser(text))  # noqa: PTH111 - no error for an unknown home
 
 
 def _local_user() -> str:

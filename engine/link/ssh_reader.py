@@ -208,7 +208,7 @@ class Reader(SSHClientConfig):
         if self._depth > MAX_INCLUDE_DEPTH:
             self._error("files include each other without end")
         for pattern in args:
-            path = Path(pattern).expanduser()
+            path = Path(os.path.expanduser(pattern))  # noqa: PTH111 - no error for an unknown home
             for found in sorted(glob.glob(str(self._default_path / path))):  # noqa: PTH207 - an absolute pattern too
                 if os.access(found, os.R_OK) and Path(found).is_file():
                     self.parse(Path(found))

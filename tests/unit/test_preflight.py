@@ -149,7 +149,7 @@ def test_a_full_disk_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, f
         f_favail = 0
 
     monkeypatch.setattr(os, "statvfs", lambda _path: Usage())
-    assert any(what == "run directory" and "GiB free" in text for what, text in findings_of(plan_of(tmp_path), level))
+    assert any(what == "run directory" and "iB free at" in text for what, text in findings_of(plan_of(tmp_path), level))
 
 
 def test_a_file_system_without_a_number_for_its_room_is_not_full(

@@ -160,8 +160,8 @@ def changed_look(**changed: Any) -> dict[str, Any]:
             changed_look(room=Room("/s", "/s cannot be written: no space left on device", full=True)),
             *("fail", "run directory", "/s cannot be written: no space left on device", "free some space"),
         ),
-        (changed_look(room=Room("/s", free_bytes=2**20)), "fail", "run directory", "0.0 GiB free at /s", "free some"),
-        (changed_look(room=Room("/s", free_bytes=2**29)), "warn", "run directory", "0.5 GiB free at /s", "logs"),
+        (changed_look(room=Room("/s", free_bytes=2**20)), "fail", "run directory", "1 MiB free at /s", "free some"),
+        (changed_look(room=Room("/s", free_bytes=2**29)), "warn", "run directory", "512 MiB free at /s", "logs"),
         (
             changed_look(room=Room("/s", free_bytes=2**40, free_files=12)),
             *("warn", "run directory", "12 files can still be made at /s", "remove old runs"),
