@@ -82,8 +82,7 @@ def test_a_stranger_sees_the_job_the_ranks_and_a_log(terminal: Any, trainui: Any
 def test_scrolling_up_pauses_while_it_floods_and_the_end_resumes(terminal: Any, trainui: Any) -> None:
     pane = started(terminal, trainui)
     pane.wait(lambda t: "tick 00006" in t)
-    pane.keys("Enter")  # into the log
-    pane.keys("PageUp")
+    pane.keys("Enter", "PageUp")  # into the log, and up: both arrive in one read
     paused = pane.wait("PAUSED")
     ticks = [line for line in paused.split("\n") if "tick" in line and "of rank 0" in line]
     pane.wait(lambda t: "PAUSED" in t and "new" in t)
@@ -91,6 +90,8 @@ def test_scrolling_up_pauses_while_it_floods_and_the_end_resumes(terminal: Any, 
     assert ticks[-1].strip() in later
     pane.keys("G")
     pane.wait(lambda t: "FOLLOW" in t and "PAUSED" not in t)
+    pane.keys("Tab", "Tab", "PageUp")
+    pane.wait("PAUSED")
 
 
 def test_stop_asks_and_cancel_is_the_default(terminal: Any, trainui: Any) -> None:

@@ -185,11 +185,11 @@ class MainScreen(Screen[None]):
         """The cursor moved."""
         self.follow_selection()
 
-    def on_rank_table_opened(self) -> None:
-        """Into the log."""
+    def action_open_log(self) -> None:
+        """Into the log, at once: the next key, which may be here already, is for it."""
         if self.zoomed:
             self.zoom("log")
-        self.log_view.focus()
+        self.set_focus(self.log_view)
 
     def zoom(self, pane: str) -> None:
         """Give a pane ("table", "log") the screen; "" gives it back."""
@@ -198,7 +198,7 @@ class MainScreen(Screen[None]):
         self.set_class(pane == "log", "zoom-log")
         self._size_table()
         if pane:
-            (self.table if pane == "table" else self.log_view).focus()
+            self.set_focus(self.table if pane == "table" else self.log_view)
 
     def _last_line(self, rank: int) -> str:
         log = self._logs.get(rank)

@@ -36,7 +36,7 @@ class RankTable(Canvas, can_focus=True):
         Binding("pagedown", "page(1)", show=False),
         Binding("home,g", "first", show=False),
         Binding("end,G", "last", show=False),
-        Binding("enter,l", "open", show=False),
+        Binding("enter,l", "screen.open_log", show=False),
     ]
 
     class Selected(Message):
@@ -45,9 +45,6 @@ class RankTable(Canvas, can_focus=True):
         def __init__(self, rank: int) -> None:
             super().__init__()
             self.rank = rank
-
-    class Opened(Message):
-        """The user wants to be in the log of the rank under the cursor."""
 
     def __init__(
         self,
@@ -102,17 +99,13 @@ class RankTable(Canvas, can_focus=True):
         """To the last rank."""
         self._go(len(self._rows) - 1)
 
-    def action_open(self) -> None:
-        """Into the log."""
-        self.post_message(self.Opened())
-
-    def on_click(self, event: events.Click) -> None:
+    async def on_click(self, event: events.Click) -> None:
         """A click selects, two open."""
         index = self._top + event.y - 1
         if event.y >= 1 and index < len(self._rows):
             self._go(index)
             if event.chain == 2:
-                self.action_open()
+                await self.run_action("screen.open_log")
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         """The wheel."""
