@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +88,13 @@ def test_an_adopted_rank_that_ends_is_lost(node: Any, client: Any) -> None:
     assert state["ranks"][1]["code"] == 5 and not state["ranks"][1]["lost"], "this one was recorded"
 
 
-def test_ranks_that_ended_while_no_agent_lived(node: Any) -> None:
+def test_ranks_that_ended_while_no_agent_lived(node: Any, alive: Callable[[int], bool]) -> None:
     node.runs("echo $$ > it.pid; while ! test -e go; do sleep 0.02; done", "sleep 1000")
     node.start()
     pid = node.wait_pids("it")["it"]
     node.kill_agent()
     (node.cwd / "go").touch()
-    node.wait_for(lambda: not Path(f"/proc/{pid}/exe").exists(), "the rank's end")
+    node.wait_for(lambda: not alive(pid), "the rank's end")
     bridge = node.open()
     ranks = bridge.state()["ranks"]
     assert ranks[0]["lost"] and ranks[0]["ended_at"] is not None
@@ -103,13 +103,13 @@ def test_ranks_that_ended_while_no_agent_lived(node: Any) -> None:
     bridge.end()
 
 
-def test_an_exit_record_is_believed_where_the_state_was_not_written(node: Any) -> None:
+def test_an_exit_record_is_believed_where_the_state_was_not_written(node: Any, alive: Callable[[int], bool]) -> None:
     node.runs("echo $$ > it.pid; while ! test -e go; do sleep 0.02; done")
     node.start()
     pid = node.wait_pids("it")["it"]
     node.kill_agent()
     (node.cwd / "go").touch()
-    node.wait_for(lambda: not Path(f"/proc/{pid}/exe").exists(), "the rank's end")
+    node.wait_for(lambda: not alive(pid), "the rank's end")
     record = {"code": 12, "started_at": None, "ended_at": None, "by_us": False, "error": None}
     (node.node_dir / "attempt_0/rank_00000.exit").write_text(json.dumps(record))
     rank = node.open().end()["ranks"][0]

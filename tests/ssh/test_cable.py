@@ -162,6 +162,7 @@ async def test_a_link_that_breaks_in_the_middle_of_the_start_gives_one_agent(wor
         await talk.start()
     for talk in talks:
         await talk.until(lambda f: f["t"] == "spawned" or (f["t"] == "state" and f["ranks"]), "the rank")
+    await lab.soon(lambda: b"1" in job.log().split(), "output")
     await talks[0].stop()
     for talk in talks[1:]:
         await talk.finish()
