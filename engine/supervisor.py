@@ -124,8 +124,9 @@ class Supervisor:
     def start(self, *, restart: bool = False) -> None:
         """Begin, or go on where an earlier engine was; `restart`: with the next attempt."""
         self._spawn(self._watch_output())
+        again = restart and self.state.attempt >= 0  # of a run that was only rendered, attempt 0 is the next one
         self.feed(EngineStarted(os.getpid()))
-        if restart:
+        if again:
             self.feed(RestartRequested())
         if self.state.phase.final:
             self._spawn(self._finish())

@@ -2590,6 +2590,10 @@ def ask_to_stop(sock: socket.socket, spec: Frame, grace: float, started: bool) -
                 if head.get("t") == "re":
                     # It listens; from here on it may be silent for as long as the grace lasts.
                     sock.settimeout(None)
+                if head.get("t") == "state" and head.get("phase") in (BEFORE_START, RUNNING) and grace > 0:
+                    # Nobody shall wonder about the silence.
+                    sys.stdout.write("stopping run %s: SIGTERM now, SIGKILL after %g s\n" % (spec["run_id"], grace))
+                    sys.stdout.flush()
                 status = conclude(head, spec) if head.get("t") in ("state", "phase") else None
                 if status is None:
                     continue

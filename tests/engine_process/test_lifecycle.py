@@ -193,6 +193,14 @@ async def test_restart_after_the_engine_has_gone(lab: Any, tools: Any) -> None:
     assert (paths.root / end.ranks[0].log).read_text() == "1\n"
 
 
+async def test_restart_of_a_run_that_was_only_rendered_is_its_first_attempt(lab: Any) -> None:
+    paths = lab.write({"task": {"command": ["true"]}, "cluster": {"gpu_binding": "none"}})
+    session = await client.restart(paths)
+    lab.sessions.append(session)
+    end = await lab.over(session)
+    assert (end.attempt, end.phase) == (0, Phase.SUCCEEDED)
+
+
 async def test_restart_of_a_running_job_stops_it_first(lab: Any, tools: Any) -> None:
     _, session = await lab.launch(SLEEPER, 2)
     before = await lab.running(session)

@@ -255,6 +255,17 @@ def test_the_agent_ends_by_itself_when_nobody_needs_it(node: Any, client: Any) -
     assert not socket.exists()
 
 
+def test_stop_by_hand_says_what_it_waits_for(node: Any) -> None:
+    node.runs("sleep 1000")
+    node.start()
+    done = node.stop_by_hand("--grace", "7")
+    assert done.returncode == 0
+    first, last = done.stdout.strip().split("\n")
+    assert first == f"stopping run {node.run_id}: SIGTERM now, SIGKILL after 7 s"
+    assert last.startswith(f"nothing of run {node.run_id} is left on ")
+    assert "stopping" not in node.stop_by_hand().stdout
+
+
 def test_stop_by_hand_says_that_the_agent_is_frozen(node: Any) -> None:
     node.runs("sleep 1000")
     bridge = node.start()
