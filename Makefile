@@ -6,10 +6,11 @@ BIN := $(CURDIR)/$(VENV)/bin
 ARGS ?=
 SHELL_SCRIPTS := .ci/run .ci/packages
 
-.PHONY: help demo test check format bench install clean
+.PHONY: help demo test soak check format bench install clean
 help:
 	@echo "make demo      install, then train a small network under the console (about a minute)"
 	@echo "make test      install, then run the tests"
+	@echo "make soak      the tests that take minutes, which make test leaves out"
 	@echo "make check     formatting, lint, types, layers, shell scripts"
 	@echo "make format    let ruff format and fix what it can"
 	@echo "make bench     the benchmarks"
@@ -41,6 +42,10 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev
 	@.ci/packages tmux shellcheck sshd=openssh-server ssh=openssh-client ip=iproute2 fish csh tcsh zsh
 	$(BIN)/python -m pytest $(ARGS)
+
+soak: $(VENV)/.dev
+	@.ci/packages tmux
+	$(BIN)/python -m pytest -m soak $(ARGS)
 
 check: $(VENV)/.dev
 	@.ci/packages shellcheck
