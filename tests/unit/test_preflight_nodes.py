@@ -86,7 +86,7 @@ def report_of(host: str, **changed: Any) -> NodeReport:
 def plan_of(task: Task | None = None, cluster: Cluster | None = None, **config: Any) -> Plan:
     cfg = Config(task=task or Task(command=["python", "train.py"]), mkdirs=["out"], **config)
     cfg.cluster = cluster or Cluster(launcher="ssh")
-    facts = tuple(node_facts(host, machine_of(host), "/work") for host in HOSTS)
+    facts = tuple(node_facts(host, machine_of(host), "/train") for host in HOSTS)
     return make_plan(cfg, facts, run_id="RUN", run_dir="/runs/x/RUN")
 
 
@@ -103,7 +103,7 @@ def test_a_sound_cluster_has_one_row_for_each_check() -> None:
         ("connection", "answers as ann"),
         ("task.agent_python", "/usr/bin/python3 is Python 3.10.2"),
         ("bash", "/bin/bash"),
-        ("task.cwd", "/work"),
+        ("task.cwd", "/train"),
         ("task.command", "/usr/bin/python"),
         ("run directory", "1024.0 GiB free at /scratch"),
         ("GPUs", "CUDA_VISIBLE_DEVICES: 0, 1"),
@@ -138,11 +138,11 @@ def changed_look(**changed: Any) -> dict[str, Any]:
         ),
         (
             changed_look(cwd="no such file or directory", programs={}, files={}, mkdirs={}),
-            *("fail", "task.cwd", "/work: no such file or directory", "set task.cwd"),
+            *("fail", "task.cwd", "/train: no such file or directory", "set task.cwd"),
         ),
         (
-            changed_look(mkdirs={"out": "/work may not be written to"}),
-            *("fail", "mkdirs", "/work/out: /work may not be written to", "choose another folder"),
+            changed_look(mkdirs={"out": "/train may not be written to"}),
+            *("fail", "mkdirs", "/train/out: /train may not be written to", "choose another folder"),
         ),
         (
             changed_look(programs={"python": Program("", search="/usr/bin:/bin")}),
@@ -150,7 +150,7 @@ def changed_look(**changed: Any) -> dict[str, Any]:
         ),
         (
             changed_look(files={"train.py": "no such file or directory"}),
-            *("fail", "task.command", "train.py: no such file or directory (from /work)", "task.cwd"),
+            *("fail", "task.command", "train.py: no such file or directory (from /train)", "task.cwd"),
         ),
         (
             changed_look(room=Room("/", "/scratch may not be written to")),
@@ -367,16 +367,16 @@ def test_rows_are_merged_over_hosts_only() -> None:
 
 
 def test_facts_of_a_node_are_what_planning_needs() -> None:
-    found = node_facts("alias", machine_of("node1", visible={"CUDA_VISIBLE_DEVICES": "1"}), "/work")
-    assert found == NodeFacts("alias", "/work", ("0", "1"), "nvidia", {"CUDA_VISIBLE_DEVICES": "1"}, home="/home/ann")
-    none = node_facts("alias", machine_of("x", gpus=(), gpu_faults=("broken",)), "/work")
+    found = node_facts("alias", machine_of("node1", visible={"CUDA_VISIBLE_DEVICES": "1"}), "/train")
+    assert found == NodeFacts("alias", "/train", ("0", "1"), "nvidia", {"CUDA_VISIBLE_DEVICES": "1"}, home="/home/ann")
+    none = node_facts("alias", machine_of("x", gpus=(), gpu_faults=("broken",)), "/train")
     assert (none.gpus, none.gpu_vendor) == ((), "")
 
 
 def test_a_node_is_asked_for_what_its_plan_needs() -> None:
     plan = plan_of(Task(command=["./py/python3", "-u", "t.py"], torchrun={}), env={"PATH": "/x", "TOKEN": "s"})
     asked = check_request(plan, plan.nodes[1], "/scratch/n")
-    assert (asked["cwd"], asked["node_dir"], asked["search"]) == ("/work", "/scratch/n", "/x")
+    assert (asked["cwd"], asked["node_dir"], asked["search"]) == ("/train", "/scratch/n", "/x")
     assert (asked["programs"], asked["files"], asked["mkdirs"]) == (["./py/python3"], ["t.py"], ["out"])
     assert (asked["torch"], asked["env"]["TOKEN"]) == ("./py/python3", "s")
     assert "run.sh" in asked["bash"]
