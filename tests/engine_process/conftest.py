@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from engine import client, compose
+from engine.errors import IntentRefused, TrainUIError
 from engine.rundir import RunPaths
 from engine.session import Session, StopJob
 from engine.whereabouts import read_info
@@ -75,13 +76,22 @@ class Lab:
         for session in self.sessions:
             await session.close()
         for paths in self.runs:
-            with suppress(Exception):
-                session = await client.attach(paths)
-                if session.live and not session.snapshot.phase.final:
-                    await session.do(StopJob(kill=True))
-                    await self.over(session)
-                await session.close()
+            await self._end(paths)
             await eventually(lambda p=paths: not engine_pid(p), "the engine's end")
+
+    async def _end(self, paths: RunPaths) -> None:
+        try:
+            session = await client.attach(paths)
+        except TrainUIError:
+            return  # there is nothing to end
+        try:
+            if session.live and not session.snapshot.phase.final:
+                # It may end by itself at this moment.
+                with suppress(IntentRefused):
+                    await session.do(StopJob(kill=True))
+                await self.over(session)
+        finally:
+            await session.close()
 
 
 def engine_pid(paths: RunPaths) -> int | None:
