@@ -52,7 +52,9 @@ async def _restart(paths: RunPaths) -> int | None:
     from engine import client
     from tui.commands.status import look
 
-    before = (await look(paths)).attempt
+    known = await look(paths)
+    # A run that was only rendered has no attempt yet: number 0 is its next one.
+    before = -1 if known.started_at is None else known.attempt
     session = await client.restart(paths)
     try:
         return await _next_attempt(session, before)
@@ -64,7 +66,7 @@ async def _next_attempt(session: Session, before: int) -> int | None:
     from tui.render_text import survivor_text
 
     async for update in session.updates():
-        if update.snapshot.attempt > before:
+        if update.snapshot.attempt > before and update.snapshot.started_at is not None:
             return update.snapshot.attempt
         if update.snapshot.stuck:
             for survivor in update.snapshot.survivors:
