@@ -17,6 +17,17 @@ from engine.model import Phase, RankState
 from engine.session import MoreGrace, RestartJob, StopJob
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(300)"
+# Needs a moment to obey, so that a second stop finds the first one at work.
+SLOW_TO_OBEY = """
+import os, signal, time
+def obey(number, frame):
+    time.sleep(1)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+signal.signal(signal.SIGTERM, obey)
+print('up', flush=True)
+time.sleep(300)
+"""
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(300)"
 COUNTER = """
 import os, sys
@@ -66,8 +77,9 @@ async def test_the_code_of_the_rank_that_failed_first_is_the_jobs(lab: Any, code
 
 
 async def test_stop_and_two_stops_at_once(lab: Any, tools: Any) -> None:
-    paths, session = await lab.launch(SLEEPER)
+    paths, session = await lab.launch(SLOW_TO_OBEY, stop={"grace_s": 20})
     await lab.running(session)
+    await tools.eventually(lambda: all((paths.root / r.log).read_bytes() for r in session.snapshot.ranks), "output")
     other = await lab.attach(paths)
     await asyncio.gather(session.do(StopJob()), other.do(StopJob()))
     end = await lab.over(session)
