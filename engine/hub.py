@@ -58,11 +58,6 @@ class Hub:
         self._subscriptions: set[Subscription] = set()
         self.closed = False
 
-    @property
-    def watchers(self) -> int:
-        """How many front ends are there."""
-        return len(self._subscriptions)
-
     def snapshot(self) -> Snapshot:
         """The newest snapshot; made once for all who ask between two changes."""
         if self._cached is None:

@@ -41,6 +41,11 @@ class NodeState(StrEnum):
     FAILED = "failed"  # it could not be prepared; `error` says why
     LOST = "lost"  # given up
 
+    @property
+    def final(self) -> bool:
+        """True when nothing more is expected of the node in this attempt."""
+        return self in (NodeState.DOWN, NodeState.FAILED, NodeState.LOST)
+
 
 class RankState(StrEnum):
     """What we know of a rank's process."""

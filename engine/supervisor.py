@@ -186,17 +186,20 @@ class Supervisor:
 
     def _fault(self, key: str, path: Path, error: OSError | None) -> None:
         """Show, or take back, that a file of the run cannot be written."""
-        before = self._faults.pop(key, None)
+        text = None
         if error is not None:
-            self._faults[key] = f"{path} cannot be written: {os_error_text(error)}; it is kept in memory meanwhile"
-        if before != self._faults.get(key):
-            self.hub.publish()
+            text = f"{path} cannot be written: {os_error_text(error)}; it is kept in memory meanwhile"
+        self._set_fault(key, text)
 
     def _on_copy_fault(self, node_rank: int, text: str | None) -> None:
-        before = self._faults.pop(f"copy {node_rank}", None)
+        self._set_fault(f"copy {node_rank}", text and f"{self.state.nodes[node_rank].host}: {text}")
+
+    def _set_fault(self, key: str, text: str | None) -> None:
+        """Show a fault among the findings; None takes it back."""
+        before = self._faults.pop(key, None)
         if text is not None:
-            self._faults[f"copy {node_rank}"] = f"{self.state.nodes[node_rank].host}: {text}"
-        if before != self._faults.get(f"copy {node_rank}"):
+            self._faults[key] = text
+        if before != text:
             self.hub.publish()
 
     def _with_tail(self, event: RankEnded) -> RankEnded:
@@ -343,15 +346,14 @@ class Supervisor:
         while self.state is state or self.state.phase.final:
             try:
                 write_json(self._paths.summary, self.snapshot().to_json(self._clock.wall()))
-                self._faults.pop("summary", None)
+                self._set_fault("summary", None)
                 break
             except RunDirError as err:
                 if not self._paths.root.is_dir():
                     # Whoever removed the folder wants no summary in it, and we must not wait for ever.
                     log.warning("%s", err)
                     break
-                self._faults["summary"] = str(err)
-                self.hub.publish()
+                self._set_fault("summary", str(err))
                 await asyncio.sleep(RETRY_WRITE_S)
         if not self.state.phase.final:
             return

@@ -172,8 +172,7 @@ def _node_failed(state: JobState, event: NodeFailed, now: float) -> Result:
 
 def _link_lost(state: JobState, event: LinkLost, now: float) -> Result:
     node = state.nodes[event.node_rank]
-    over = node.state in (NodeState.DOWN, NodeState.FAILED, NodeState.LOST)
-    if over or state.phase.final or state.attempt < 0:
+    if node.state.final or state.phase.final or state.attempt < 0:
         return state, ()
     away = node.since is not None
     node = replace(node, state=NodeState.UNREACHABLE, error=event.reason, since=node.since if away else now)
@@ -304,8 +303,7 @@ def _stop(state: JobState, origin: str, *, kill: bool, now: float) -> Result:
     grace = 0.0 if kill else state.rules.stop_grace_s
     if not kill:
         state = replace(state, deadline=now + grace)
-    over = (NodeState.DOWN, NodeState.FAILED, NodeState.LOST)
-    targets = [n.node_rank for n in state.nodes.values() if n.state not in over]
+    targets = [n.node_rank for n in state.nodes.values() if not n.state.final]
     return state, (CancelTimer(FAIL_TIMER), *(StopNode(n, grace) for n in targets))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from engine.clock import from_rfc3339, rfc3339
@@ -277,8 +277,3 @@ def snapshot_from_json(data: dict[str, Any]) -> Snapshot:
         restarts_left=data.get("restarts_left", 0),
         stop_grace_s=data.get("stop_grace_s", 15.0),
     )
-
-
-def with_ranks(snapshot: Snapshot, changed: dict[int, RankView]) -> Snapshot:
-    """The snapshot with the ranks in `changed` (by rank number) replaced."""
-    return replace(snapshot, ranks=tuple(changed.get(r.rank, r) for r in snapshot.ranks))

@@ -173,8 +173,7 @@ def unfinished(state: JobState) -> list[RankView]:
 
 def all_down(state: JobState) -> bool:
     """True when every node confirmed its end, failed, or was given up."""
-    over = (NodeState.DOWN, NodeState.FAILED, NodeState.LOST)
-    return all(n.state in over for n in state.nodes.values())
+    return all(n.state.final for n in state.nodes.values())
 
 
 def failed_ranks(state: JobState) -> list[RankView]:

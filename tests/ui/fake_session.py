@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import EngineGone
-from engine.job.snapshot import Beat, NodeView, RankView, RootCause, Snapshot, Survivor, with_ranks
+from engine.job.snapshot import Beat, NodeView, RankView, RootCause, Snapshot, Survivor
 from engine.model import NodeState, Phase, RankState
 from engine.session import Intent, Update
 
 START = 1_800_000_000.0  # when every run of these tests began
 _END = object()
+
+
+def with_ranks(snapshot: Snapshot, changed: dict[int, RankView]) -> Snapshot:
+    """The snapshot with the ranks in `changed` (by rank number) replaced."""
+    return replace(snapshot, ranks=tuple(changed.get(r.rank, r) for r in snapshot.ranks))
 
 
 def make_snapshot(run_dir: Path, ranks: int = 4, nodes: int = 1, *, name: str = "demo") -> Snapshot:

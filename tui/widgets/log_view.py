@@ -139,12 +139,6 @@ class LogView(Canvas, can_focus=True):
         """To the end, and stay there."""
         self._move(lambda view: view.end())
 
-    def go_to_line(self, number: int) -> None:
-        """Show the line with this number (from 1), where it is counted already."""
-        start = None if self.log_index is None else self.log_index.start_of(number)
-        if start is not None:
-            self._move(lambda view: view.go_to(start))
-
     def toggle_wrap(self) -> None:
         """Wrap long lines, or cut them at the edge."""
         self.wrap = not self.wrap
